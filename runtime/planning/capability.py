@@ -1,0 +1,50 @@
+"""What one candidate can do: the record that stands beside a runner's, attention backend's, ops table's or linear method's code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..forward_mode import ForwardMode
+
+CandidateKind = Literal["runner", "attention", "ops", "linear"]
+GraphSupport = Literal["always", "uniform", "single_token", "never"]
+
+ALL_DTYPES = ("float32", "bfloat16", "float16")
+STEP_MODES = (ForwardMode.DECODE, ForwardMode.PREFILL, ForwardMode.MIXED)
+"""The modes that this version schedules, and so plans."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capability:
+    """Where a candidate runs and what it accepts. What a record does not claim, it does not get.
+
+    None for a range, set or limit means: any. Only attention backends are asked about KV dtypes, page sizes,
+    head dims, group size and sliding windows. `built=False` records a candidate that this version has no adapter for.
+    """
+
+    name: str  # how users spell it, such as "torch_sdpa"
+    kind: CandidateKind
+    source: str  # file of the adapter, from the package's root
+    devices: tuple[str, ...]  # of "cpu", "cuda"
+    modes: tuple[ForwardMode, ...] = STEP_MODES
+    dtypes: tuple[str, ...] = ALL_DTYPES  # of weights and activations
+    dtypes_on_device: tuple[tuple[str, tuple[str, ...]], ...] = ()  # narrower than `dtypes` there
+    kv_dtypes: tuple[str, ...] | None = None
+    page_sizes: tuple[int, ...] | None = None  # tokens
+    head_dims: tuple[int, ...] | None = None
+    max_group_size: int | None = None  # query heads for each KV head
+    min_compute_capability: tuple[int, int] | None = None  # inclusive
+    max_compute_capability: tuple[int, int] | None = None  # inclusive
+    architectures: tuple[str, ...] | None = None  # of the CPU, as `uname -m` spells them
+    required_isa: tuple[str, ...] = ()  # CPU flags as /proc/cpuinfo spells them; all of them
+    sliding_window: bool = False
+    graph_support: GraphSupport = "never"  # of attention: which batches may be captured
+    batch_invariant: bool = False  # a row's result does not depend on its neighbours
+    packages: tuple[str, ...] = ()  # keys of Hardware.packages, "name" or "name>=1.2"
+    needs_compiler: bool = False  # a C++ compiler with Python's headers, at start
+    built: bool = True
+
+    def dtypes_for(self, device: str) -> tuple[str, ...]:
+        """Dtypes of weights and activations it takes on `device`."""
+        return dict(self.dtypes_on_device).get(device, self.dtypes)
