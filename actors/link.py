@@ -1,0 +1,150 @@
+"""How a gateway talks to a worker: one small interface (`WorkerLink`), in process or over a Serve handle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..runtime.errors import EngineError, QueueFullError
+from ..runtime.request import Request, RequestOutput
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+    from .worker import Worker
+
+
+class WorkerLink(Protocol):
+    """What a gateway may ask of a worker.
+
+    All four raise `EngineError` when the worker cannot be reached or has died; `generate` also raises what the engine
+    says to the request: `RequestError`, `QueueFullError`.
+    """
+
+    async def describe(self) -> dict[str, Any]:  # JSON: model, plan, hardware, limits
+        """What the worker is; does not change while it lives."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:  # JSON: counters and gauges
+        """What the worker does right now."""
+        ...
+
+    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """One item per engine step of this request. `aclose()` before the last item cancels the request."""
+        ...
+
+    async def cancel(self, request_id: str) -> None:
+        """Drop a request and free its pages; an unknown id is nothing."""
+        ...
+
+
+class LocalLink:
+    """A worker in this process: tests, and the plain twin of every other link."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def describe(self) -> dict[str, Any]:  # JSON
+        return self._worker.describe()
+
+    async def stats(self) -> dict[str, Any]:  # JSON
+        return self._worker.stats()
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        outputs = self._worker.generate(request)
+        finished = False
+        try:
+            async for output in outputs:
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            if not finished:
+                self._worker.cancel(request.id)
+
+    async def cancel(self, request_id: str) -> None:
+        self._worker.cancel(request_id)
+
+
+class HandleLink:
+    """A worker behind a Serve handle: tokens come as a handle stream.
+
+    Everything but the stream is a broadcast, because that passes the limit of ongoing requests: a cancel must get
+    through to a full worker, or the worker stays full.
+    """
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._stream = handle.options(stream=True, method_name="generate")
+        self._cancels: set[asyncio.Task[None]] = set()  # the loop holds tasks weakly
+
+    async def describe(self) -> dict[str, Any]:  # JSON
+        return await self._ask("describe")
+
+    async def stats(self) -> dict[str, Any]:  # JSON
+        return await self._ask("stats")
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        response = self._stream.remote(request)
+        finished = False
+        try:
+            async for output in response:
+                finished = output.finish_reason is not None
+                yield output
+        except _link_errors() as error:
+            ours = _as_ours(error)
+            finished = not isinstance(ours, EngineError)  # then the worker never took the request
+            raise ours from None
+        finally:
+            if not finished:
+                response.cancel()
+                self._in_background(self._cancel_quietly(request.id))
+
+    async def cancel(self, request_id: str) -> None:
+        await self._ask("cancel", request_id)
+
+    async def _ask(self, method: str, *args: object) -> Any:  # whatever the method answers
+        try:
+            answers = await self._handle.broadcast(method, *args).results_async()
+        except _link_errors() as error:
+            raise _as_ours(error) from None
+        return answers[0]
+
+    async def _cancel_quietly(self, request_id: str) -> None:
+        try:
+            await self.cancel(request_id)
+        except EngineError:
+            return  # a dead worker holds no pages
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:  # as create_task takes it
+        task = asyncio.get_running_loop().create_task(work)
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+
+def _link_errors() -> tuple[type[Exception], ...]:
+    """Everything Ray, Serve and gRPC raise for a call that failed, or failed to arrive."""
+    import grpc
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    return RayError, RayServeException, grpc.RpcError
+
+
+def _as_ours(error: Exception) -> Exception:
+    """Undo Ray's wrapping: an exception of the worker's as it was raised, a failed call as `EngineError`."""
+    from ray.exceptions import RayTaskError
+    from ray.serve.exceptions import BackPressureError
+
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        return _as_ours(error.cause)
+    if isinstance(error, BackPressureError):
+        return QueueFullError("all places of the worker are taken; try again shortly")
+    if isinstance(error, _link_errors()):
+        return EngineError(f"the worker could not be reached: {_first_line(error)}")
+    return error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
