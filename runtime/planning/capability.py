@@ -1,4 +1,4 @@
-"""What one candidate can do: the record that stands beside a runner's, attention backend's, ops table's or linear method's code."""
+"""What one candidate can do: the record beside the code of a runner, attention backend, ops, linear."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ STEP_MODES = (ForwardMode.DECODE, ForwardMode.PREFILL, ForwardMode.MIXED)
 class Capability:
     """Where a candidate runs and what it accepts. What a record does not claim, it does not get.
 
-    None for a range, set or limit means: any. Only attention backends are asked about KV dtypes, page sizes,
-    head dims, group size and sliding windows. `built=False` records a candidate that this version has no adapter for.
+    None for a range, set or limit means: any. Only attention backends are asked about KV dtypes,
+    page sizes, head dims, group size and sliding windows. `built=False` records a candidate that
+    this version has no adapter for.
     """
 
     name: str  # how users spell it, such as "torch_sdpa"
@@ -30,7 +31,7 @@ class Capability:
     modes: tuple[ForwardMode, ...] = STEP_MODES
     dtypes: tuple[str, ...] = ALL_DTYPES  # of weights and activations
     dtypes_on_device: tuple[tuple[str, tuple[str, ...]], ...] = ()  # narrower than `dtypes` there
-    kv_dtypes: tuple[str, ...] | None = None
+    kv_dtypes: tuple[str, ...] | None = None  # None: the dtype of activations alone
     page_sizes: tuple[int, ...] | None = None  # tokens
     head_dims: tuple[int, ...] | None = None
     max_group_size: int | None = None  # query heads for each KV head

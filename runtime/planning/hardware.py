@@ -1,4 +1,4 @@
-"""Facts about one node and its devices (`Hardware`): probed here or read from a profile; no choices."""
+"""Facts about one node and its devices (`Hardware`), probed or read from a profile; no choices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Host memory. `total_bytes` is the smaller of the host's and every cgroup's; None is unknown."""
+    """Host memory: `total_bytes` is the least of the host's and every cgroup's; None is unknown."""
 
     total_bytes: int | None
     free_bytes: int | None  # what this process may still take
@@ -77,7 +77,7 @@ class Torch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
-    """One optional package. `imports` is None where importing was not tried (see probe_software.py)."""
+    """One optional package; `imports` is None where that was not tried (see probe_software.py)."""
 
     version: str | None  # None: not installed
     imports: bool | None = None
@@ -149,7 +149,7 @@ def profile_names() -> tuple[str, ...]:
 
 
 def load_hardware(name_or_file: str) -> Hardware:
-    """The node this runs on ("this"), a profile by name, or a file written by `polypath probe --json`."""
+    """This node ("this"), a profile by name, or a file written by `polypath probe --json`."""
     if name_or_file == THIS_NODE:
         from .probe import probe
 

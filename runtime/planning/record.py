@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, strictly: a missing, unknown or ill-typed key is an error that names it."""
+"""Frozen dataclasses to JSON and back, strictly: a missing, unknown or ill-typed key is an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from ..errors import ConfigurationError
 
 T = TypeVar("T")
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 def to_json(value: object) -> Any:  # Any: plain JSON of whatever shape `value` has
@@ -29,7 +28,7 @@ def to_json(value: object) -> Any:  # Any: plain JSON of whatever shape `value` 
 
 
 def from_json(kind: type[T], data: object, where: str = "") -> T:
-    """A `kind` made of `data`; raises ConfigurationError whose text names the place inside `data`."""
+    """A `kind` made of `data`; ConfigurationError names the place inside `data`."""
     where = where or kind.__name__
     if not isinstance(data, Mapping):
         raise ConfigurationError(f"{where} is {type(data).__name__}; it must be an object")

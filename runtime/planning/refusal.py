@@ -1,4 +1,4 @@
-"""Why a candidate does not run somewhere: a rule, its class, one sentence, and what would lift it."""
+"""Why a candidate does not run here: a rule, its class, one sentence, and what would lift it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ RefusalKind = Literal["correctness", "unavailable", "untested", "performance"]
 class Refusal:
     """One rule that said no.
 
-    `correctness`: it would compute something wrong. `unavailable`: hardware, package, compiler or code is missing.
-    `untested`: nobody has compared it with the yardstick here. `performance`: it works and would be a poor choice.
+    `correctness`: it would compute something wrong. `unavailable`: hardware, package, compiler or
+    code is missing. `untested`: nobody has compared it with the yardstick here. `performance`: it
+    works and would be a poor choice.
     """
 
     rule: str  # dotted id that the docs list, such as "compute_capability.min"
