@@ -1,4 +1,4 @@
-"""What one candidate can do: the record beside the code of a runner, attention backend, ops, linear."""
+"""What one candidate (runner, attention backend, ops, linear method) can do, beside its code."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class Capability:
     required_isa: tuple[str, ...] = ()  # CPU flags as /proc/cpuinfo spells them; all of them
     sliding_window: bool = False
     graph_support: GraphSupport = "never"  # of attention: which batches may be captured
+    captures_attention: bool = False  # of runners: attention runs inside the captured graph
     batch_invariant: bool = False  # a row's result does not depend on its neighbours
     packages: tuple[str, ...] = ()  # keys of Hardware.packages, "name" or "name>=1.2"
     needs_compiler: bool = False  # a C++ compiler with Python's headers, at start

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, strictly: a missing, unknown or ill-typed key is an error."""
+"""Frozen dataclasses to JSON and back, strictly: a missing, unknown or ill-typed key is refused."""
 
 from __future__ import annotations
 
