@@ -46,10 +46,10 @@ check: $(STAMP) ## Formatting, lint and types
 	$(BIN)/pyright
 
 test: $(STAMP) ## Tests that need no GPU and are not slow
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
 
 test-all: test ## The same, then the slow tests
-	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+	$(BIN)/pytest -m "slow and not gpu" $(ARGS)
 
 serve: $(STAMP) ## Serve the default model on http://127.0.0.1:8000/v1 (options: ARGS="...")
 	@exec $(BIN)/polypath serve $(ARGS)
