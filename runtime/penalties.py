@@ -1,0 +1,75 @@
+"""What a request does to its own logits before a token is chosen: penalties, bias, no early end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What one row of logits needs to become a token; the draw's position is len(output_ids)."""
+
+    sampling: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+
+    def changes_logits(self) -> bool:
+        """Whether `adjust` would change this row."""
+        params = self.sampling
+        return bool(
+            params.repetition_penalty != 1.0
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.logit_bias
+            or len(self.output_ids) < params.min_tokens
+        )
+
+
+def adjust(logits_RV: Tensor, rows: Sequence[SamplingRow], end_ids: Sequence[int]) -> None:
+    """Change the rows of `logits_RV` in place; rows that ask for nothing stay untouched.
+
+    The order is repetition, presence and frequency, bias, min_tokens. Repetition looks at prompt
+    and generated tokens and follows transformers (a positive logit is divided, another
+    multiplied); presence and frequency look at generated tokens only.
+    """
+    for logits_V, row in zip(logits_RV, rows, strict=True):
+        if row.changes_logits():
+            _repetition(logits_V, row)
+            _presence_and_frequency(logits_V, row)
+            _bias(logits_V, row)
+            _forbid_early_end(logits_V, row, end_ids)
+
+
+def _repetition(logits_V: Tensor, row: SamplingRow) -> None:
+    penalty = row.sampling.repetition_penalty
+    if penalty != 1.0:
+        seen = torch.tensor((*row.prompt_ids, *row.output_ids), device=logits_V.device)
+        value = logits_V[seen]
+        logits_V[seen] = torch.where(value > 0, value / penalty, value * penalty)
+
+
+def _presence_and_frequency(logits_V: Tensor, row: SamplingRow) -> None:
+    presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
+    if (presence or frequency) and row.output_ids:
+        ids, counts = torch.tensor(row.output_ids).unique(return_counts=True)
+        penalty = presence + frequency * counts.double()
+        logits_V[ids.to(logits_V.device)] -= penalty.to(logits_V)
+
+
+def _bias(logits_V: Tensor, row: SamplingRow) -> None:
+    bias = {i: b for i, b in row.sampling.logit_bias.items() if 0 <= i < len(logits_V)}
+    if bias:
+        ids = torch.tensor(list(bias), device=logits_V.device)
+        logits_V[ids] += torch.tensor(list(bias.values())).to(logits_V)
+
+
+def _forbid_early_end(logits_V: Tensor, row: SamplingRow, end_ids: Sequence[int]) -> None:
+    if len(row.output_ids) < row.sampling.min_tokens:
+        ends = {i for i in (*end_ids, *row.sampling.stop_token_ids) if 0 <= i < len(logits_V)}
+        logits_V[torch.tensor(sorted(ends), dtype=torch.int64, device=logits_V.device)] = -torch.inf

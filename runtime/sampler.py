@@ -1,0 +1,107 @@
+"""From a batch's logits to its next tokens: each row by its own rules, blind to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.draw import draw, keep_min_p, keep_top_k, keep_top_p, weigh
+from ..kernels.philox import uniform
+from .logprobs import RowLogprobs, prompt_logprobs, row_logprobs
+from .penalties import SamplingRow, adjust
+from .request import TokenLogprob
+
+__all__ = ["Sampled", "Sampler", "SamplingRow", "prompt_logprobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens of one step. They stay on the device until someone asks for them on the host."""
+
+    token_ids: Tensor  # [B] int64
+    is_sound: Tensor  # [B] bool: a finite best logit and no NaN
+    logprob_rows: tuple[int, ...] = ()  # rows that asked for log-probabilities
+    logprobs: RowLogprobs | None = None  # of `logprob_rows`
+
+    def to_host(self) -> tuple[list[int], list[TokenLogprob | None]]:
+        """Token ids and log-probabilities (None where not asked) of all rows."""
+        found: list[TokenLogprob | None] = [None] * len(self.token_ids)
+        if self.logprobs is not None:
+            for row, logprob in zip(self.logprob_rows, self.logprobs.to_host(), strict=True):
+                found[row] = logprob
+        return self.token_ids.tolist(), found
+
+    @property
+    def bad_rows(self) -> list[int]:
+        """Rows whose logits held NaN, +inf or nothing finite; their token means nothing."""
+        return (~self.is_sound).nonzero().flatten().tolist()
+
+
+class Sampler:
+    """Chooses the next token of every row. It keeps nothing between calls: all is in the rows."""
+
+    def __init__(self, vocab_size: int, device: torch.device, eos_ids: Sequence[int]) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.eos_ids = tuple(eos_ids)
+        # One row's float64 scores stay in a CPU's cache; a GPU wants all rows in one launch.
+        self._rows_at_once = 1 if device.type == "cpu" else 1 << 30
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+        """The next token of each row of `logits` [B, V], which stay unchanged.
+
+        Greedy rows cost one argmax; only rows that ask for more pay for more.
+        """
+        assert logits.shape == (len(rows), self.vocab_size), (
+            f"logits {tuple(logits.shape)} must be [{len(rows)} rows, {self.vocab_size} tokens]"
+        )
+        work = logits
+        if any(row.changes_logits() for row in rows):
+            work = logits.clone()
+            adjust(work, rows, self.eos_ids)
+        best, token_ids = work.max(dim=1)
+        is_sound = best.isfinite()
+        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature]
+        for start in range(0, len(drawn), self._rows_at_once):
+            block = drawn[start : start + self._rows_at_once]
+            where = torch.tensor(block, device=work.device)
+            tokens = _draw_rows(work.index_select(0, where), best[where], [rows[i] for i in block])
+            token_ids[where] = tokens.where(is_sound[where], token_ids[where])
+        return Sampled(token_ids, is_sound, *_asked_logprobs(logits, rows, token_ids))
+
+    def prompt_logprobs(
+        self, logits: Tensor, target_ids: Sequence[int], k: int
+    ) -> list[TokenLogprob]:
+        """Of the T tokens that followed the rows of `logits` [T, V], with k rivals each."""
+        return prompt_logprobs(logits, target_ids, k)
+
+
+def _asked_logprobs(
+    logits: Tensor, rows: Sequence[SamplingRow], token_ids: Tensor
+) -> tuple[tuple[int, ...], RowLogprobs | None]:
+    """Which rows asked for log-probabilities, and these."""
+    asked = {i: k for i, row in enumerate(rows) if (k := row.sampling.logprobs) is not None}
+    if not asked:
+        return (), None
+    where = torch.tensor(list(asked), device=logits.device)
+    found = row_logprobs(logits.index_select(0, where), token_ids[where], list(asked.values()))
+    return tuple(asked), found
+
+
+def _draw_rows(logits: Tensor, best: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """One drawn token a row.
+
+    Filters run in transformers' order, each on what the one before left: top_k, top_p, min_p.
+    """
+    params = [row.sampling for row in rows]
+    temperature = [p.temperature for p in params]
+    noise = [uniform(r.sampling.seed, r.sampling.choice, len(r.output_ids)) for r in rows]
+    float64 = {"dtype": torch.float64, "device": logits.device}
+    weights = weigh(logits, best, torch.tensor(temperature, **float64))
+    weights = keep_top_k(weights, [p.top_k for p in params])
+    weights = keep_top_p(weights, [p.top_p for p in params])
+    weights = keep_min_p(weights, [p.min_p for p in params])
+    return draw(weights, torch.tensor(noise, **float64))
