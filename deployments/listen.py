@@ -71,7 +71,9 @@ def _has_address(family: socket.AddressFamily, ip: str) -> bool:
 def _try_bind(family: socket.AddressFamily, ip: str, port: int, host: str) -> int:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # a port in TIME_WAIT is free
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, ip != "::")
             probe.bind((ip, port))

@@ -1,0 +1,101 @@
+"""A Ray cluster that the user named: joined, used for one application, and left running as it was."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+from ..runtime.errors import ConfigurationError
+from .config import APP_NAME
+
+CONNECT_TIMEOUT_S = 12.0
+
+
+class NamedRay:
+    """Join and leave a cluster. Same shape as LocalRay."""
+
+    is_ours = False
+    logs: Path | None = None  # they are on the cluster's nodes
+
+    def __init__(self, address: str, origin: str) -> None:
+        self.name = f"the Ray at {address} (named by {origin})"
+        self._address = address
+        self._origin = origin
+        self._started_serve = False
+
+    def prepare(self) -> None:
+        """Fail within seconds when nobody listens there, since Ray itself would try for long."""
+        os.environ["RAY_SERVE_LOG_TO_STDERR"] = "0"
+        if self._address == "auto" or "://" in self._address:
+            return
+        host, _, port = self._address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigurationError(
+                f"{self._origin} is {self._address!r}; give HOST:PORT, auto, or local for a Ray of its own"
+            )
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"{self._origin} names the Ray cluster {self._address}, but nothing answers there ({error}); "
+                f"start it, or {self._remedy()}"
+            ) from None
+
+    def start(self) -> None:
+        """Join; raises ConfigurationError when that fails or takes more than CONNECT_TIMEOUT_S."""
+        failures: list[BaseException] = []
+
+        def connect() -> None:
+            import logging
+
+            import ray
+
+            try:
+                ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+            except (RuntimeError, OSError, ValueError, TimeoutError) as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=connect, daemon=True)
+        thread.start()
+        thread.join(CONNECT_TIMEOUT_S)
+        if failures or thread.is_alive():
+            reason = str(failures[0]).strip().splitlines()[0] if failures else "no answer in time"
+            raise ConfigurationError(
+                f"could not join the Ray cluster {self._address} named by {self._origin}: {reason}; "
+                f"check its Ray and Python versions and its token, or {self._remedy()}"
+            )
+
+    def _remedy(self) -> str:
+        if self._origin == "RAY_ADDRESS":
+            return "unset RAY_ADDRESS to let Polypath start a Ray of its own"
+        return "leave --address out to let Polypath start a Ray of its own"
+
+    def watch(self) -> None:
+        """Nothing here was started by us."""
+
+    def claim(self) -> None:
+        """Refuse to replace an application of the same name, and note whether Serve runs already."""
+        from ray import serve
+
+        status = serve.status()
+        self._started_serve = not status.proxies and not status.applications
+        if APP_NAME in status.applications:
+            raise ConfigurationError(
+                f"{self.name} already runs an application named {APP_NAME}; stop that one first"
+            )
+
+    def stop(self, *, keep_logs: bool = False) -> None:
+        """Take our application out; Serve goes too if it was we who started it. The cluster stays."""
+        import ray
+        from ray import serve
+
+        if ray.is_initialized():
+            serve.delete(APP_NAME)
+            if self._started_serve:
+                serve.shutdown()
+            ray.shutdown()
+
+    def kill(self) -> None:
+        """Leave at once; the application may stay behind on the cluster."""

@@ -1,0 +1,131 @@
+"""What `polypath serve` prints: plan, stages of the start, where it listens, and why it stopped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ..runtime.checkpoint.source import Checkpoint
+    from ..runtime.errors import PlanError
+    from ..runtime.planning.hardware import Hardware
+    from ..runtime.planning.plan import ExecutionPlan
+
+LABELS = {
+    "ray": "Ray",
+    "serve": "Serve",
+    "worker": "worker",
+    "weights": "weights",
+    "kv_pool": "KV pool",
+    "self_check": "self-check",
+    "ready": "ready",
+}
+BAR_CELLS = 24
+
+
+class ServeView:
+    """One line per finished stage; on a terminal also a live line for the one that runs."""
+
+    def __init__(self, console: Console, errors: Console) -> None:
+        self._console = console
+        self._errors = errors
+        self._began_s = time.monotonic()
+        self._stage: tuple[str, str, float] | None = None  # name, message, start
+        self._shown: set[str] = set()
+        self._status: Status | None = None
+
+    def title(self, model: str) -> None:
+        self._console.print(f"Polypath serves {model or 'the default model'}", highlight=False)
+
+    def plan(self, checkpoint: Checkpoint, hardware: Hardware, plan: ExecutionPlan) -> None:
+        """Probe and plan, as `polypath plan` shows them."""
+        self.title(checkpoint.name)
+
+    def plan_error(self, error: PlanError) -> None:
+        self.error(str(error))
+
+    def stage(self, name: str, message: str) -> None:
+        """A stage of ours begins; the one before it is done."""
+        self._finish()
+        self._stage = (name, message, time.monotonic())
+        self._live(f"{LABELS[name]} {message}")
+
+    def progress(self, events: list[dict[str, object]]) -> None:
+        """The worker's stages, each printed once when it is done."""
+        for event in events:
+            name, seconds = str(event["stage"]), event["seconds"]
+            if name not in LABELS or name == "ready":
+                continue
+            if seconds is None:
+                self._live(f"{LABELS[name]} {_bar(event['fraction'])} {event['message']}")
+            elif name not in self._shown:
+                self._finish()
+                self._shown.add(name)
+                self._line(name, str(event["message"]), float(str(seconds)))
+
+    def ready(self, url: str, model: str, warning: str | None) -> None:
+        """Where it listens, how to ask, how to stop."""
+        self._finish()
+        self.close()
+        seconds = time.monotonic() - self._began_s
+        body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        self._print(f"Ready after {seconds:.1f} s: {url}/v1", style="bold green")
+        if warning:
+            self._print(f"Note: {warning}", style="yellow")
+        self._print(
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'"
+        )
+        self._print(f"  polypath chat --url {url}    polypath paths --url {url}")
+        self._print("Ctrl-C stops it.")
+
+    def note(self, sentence: str) -> None:
+        self._print(sentence, style="yellow")
+
+    def error(self, sentence: str, logs: Path | None = None) -> None:
+        self.close()
+        self._errors.print(Text.assemble(("error: ", "bold red"), sentence), soft_wrap=True)
+        if logs:
+            self._errors.print(Text(f"Logs: {logs}"), soft_wrap=True)
+
+    def stopping(self, is_ours: bool) -> None:
+        self.close()
+        what = "Ray and the worker" if is_ours else "the application; Ray stays"
+        self._print(f"\nStopping {what} ...")
+
+    def close(self) -> None:
+        """Take the live line off the terminal."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _live(self, text: str) -> None:
+        if not self._console.is_terminal:
+            return
+        if self._status is None:
+            self._status = self._console.status("")
+            self._status.start()
+        self._status.update(Text(text))
+
+    def _finish(self) -> None:
+        if self._stage is not None:
+            name, message, began = self._stage
+            self._stage = None
+            self._line(name, message, time.monotonic() - began)
+
+    def _line(self, name: str, message: str, seconds: float) -> None:
+        self._print(f"  {LABELS[name]:<11} {message}  [{seconds:.1f} s]".replace("   [", "  ["))
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _bar(fraction: object) -> str:
+    if not isinstance(fraction, float):
+        return ""
+    done = round(fraction * BAR_CELLS)
+    return "━" * done + "╌" * (BAR_CELLS - done)
