@@ -14,7 +14,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 class RopeConfig:
     """Rotary embedding: base `theta` and how positions are scaled.
 
-    `linear` divides positions by `factor`; `llama3` is Llama 3.1's frequency-dependent rule, which also needs
+    `linear` divides positions by `factor`; `llama3` is Llama 3.1's frequency-dependent rule, which
+    also needs
     `low_freq_factor`, `high_freq_factor` and `original_max_position` (tokens).
     """
 
@@ -47,8 +48,12 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    layer_windows: tuple[int | None, ...] = ()  # sliding window of each layer in tokens; None sees everything
-    stored_dtype: str = "float32"  # of most weight bytes: float32, float16, bfloat16, or a GGUF type such as Q4_1
+    layer_windows: tuple[
+        int | None, ...
+    ] = ()  # sliding window of each layer in tokens; None sees everything
+    stored_dtype: str = (
+        "float32"  # of most weight bytes: float32, float16, bfloat16, or a GGUF type such as Q4_1
+    )
     weight_bytes: int = 0  # bytes of all weights as stored
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()  # every token id that ends an answer
@@ -77,7 +82,9 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """What the user asked for. "auto" and None mean the planner decides; all else is the user's own word."""
+    """What the user asked for. "auto" and None mean the planner decides; all else is the user's own
+    word.
+    """
 
     model: str  # folder, .gguf file or hub id
     served_model_name: str | None = None
@@ -90,7 +97,9 @@ class EngineConfig:
     linear_method: str = "auto"
     page_size: int | None = None  # tokens a page
     kv_bytes: int | None = None  # bytes of the KV pool
-    memory_share: float | None = None  # share of the memory left after weights that the KV pool may take, 0 to 1
+    memory_share: float | None = (
+        None  # share of the memory left after weights that the KV pool may take, 0 to 1
+    )
     max_model_len: int | None = None  # tokens of prompt and answer
     max_num_seqs: int | None = None  # requests that run at once
     max_num_batched_tokens: int | None = None  # token budget of one step

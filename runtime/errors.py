@@ -1,12 +1,16 @@
 """What a user can cause, as one tree; everything else is a bug and stays an assert.
 
 PolypathError
-├── ConfigurationError (ValueError)   an option, file or variable is wrong; raised before weights load
-│   ├── ModelError                    the model's files are missing, broken or of a kind we do not serve
-│   └── PlanError                     no execution path fits; carries the refusals and the nearest choice that works
+├── ConfigurationError (ValueError)   an option, file or variable is wrong; raised before weights
+load
+│   ├── ModelError                    the model's files are missing, broken or of a kind we do not
+serve
+│   └── PlanError                     no execution path fits; carries the refusals and the nearest
+choice that works
 ├── RequestError (ValueError)         one request is wrong; `param` names its field
 │   └── ContextLengthError            prompt (and answer) do not fit the context
-├── QueueFullError                    the worker's finite queue is full; `retry_after_s` says when to come back
+├── QueueFullError                    the worker's finite queue is full; `retry_after_s` says when
+to come back
 └── EngineError                       a step failed or the engine has stopped
 """
 
@@ -34,7 +38,8 @@ class ModelError(ConfigurationError):
 class PlanError(ConfigurationError):
     """No execution path fits what was asked.
 
-    `refusals` are the rules that said no; `nearest` is one sentence naming the closest choice that works, or None.
+    `refusals` are the rules that said no; `nearest` is one sentence naming the closest choice that
+    works, or None.
     """
 
     def __init__(
@@ -46,7 +51,9 @@ class PlanError(ConfigurationError):
 
 
 class RequestError(PolypathError, ValueError):
-    """One request is wrong. `param` names the offending field, `code` is OpenAI's error code where there is one."""
+    """One request is wrong. `param` names the offending field, `code` is OpenAI's error code where
+    there is one.
+    """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

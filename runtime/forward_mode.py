@@ -6,7 +6,9 @@ from enum import StrEnum
 
 
 class ForwardMode(StrEnum):
-    """Phase of a batch. `verify` and `draft` belong to speculation; `idle` is a data-parallel rank without work."""
+    """Phase of a batch. `verify` and `draft` belong to speculation; `idle` is a data-parallel rank
+    without work.
+    """
 
     DECODE = "decode"
     PREFILL = "prefill"

@@ -1,4 +1,6 @@
-"""What goes into an engine (`Request`) and what comes out of it (`RequestOutput`); plain data that any link can carry."""
+"""What goes into an engine (`Request`) and what comes out of it (`RequestOutput`); plain data that
+any link can carry.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from .errors import RequestError
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `stop`: an end token or stop token id; stop strings are matched by the detokenizer's owner."""
+    """Why a request ended. `stop`: an end token or stop token id; stop strings are matched by the
+    detokenizer's owner.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -22,8 +26,10 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How tokens are drawn and when a request ends.
 
-    Presence and frequency penalties count generated tokens only; the repetition penalty counts prompt and generated
-    tokens (vLLM's and OpenAI's rule). The draw at a position depends on nothing but (seed, choice, position) and the logits.
+    Presence and frequency penalties count generated tokens only; the repetition penalty counts
+    prompt and generated
+    tokens (vLLM's and OpenAI's rule). The draw at a position depends on nothing but (seed, choice,
+    position) and the logits.
     """
 
     temperature: float = 1.0  # 0 is greedy
@@ -51,7 +57,11 @@ class SamplingParams:
             ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "above 0 and at most 100"),
+            (
+                "repetition_penalty",
+                0.0 < self.repetition_penalty <= 100.0,
+                "above 0 and at most 100",
+            ),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "at least 0"),
             ("min_tokens", self.min_tokens >= 0, "at least 0"),
         )
@@ -62,7 +72,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One answer to generate. A request whose `output_ids` is not empty resumes: limits and penalties count from its start."""
+    """One answer to generate. A request whose `output_ids` is not empty resumes: limits and
+    penalties count from its start.
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -73,7 +85,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLogprob:
-    """Log-probability (natural, of the distribution before temperature and filters) of one token and its likeliest rivals."""
+    """Log-probability (natural, of the distribution before temperature and filters) of one token
+    and its likeliest rivals.
+    """
 
     token_id: int
     logprob: float
@@ -83,7 +97,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCount:
-    """How many forward passes of a request ran in this mode, on this runner, for this reason (`planned` when on plan)."""
+    """How many forward passes of a request ran in this mode, on this runner, for this reason
+    (`planned` when on plan).
+    """
 
     mode: str
     runner: str
@@ -99,7 +115,9 @@ class RequestOutput:
     position: int  # index in output_ids of the first of `token_ids`
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token id, empty unless asked
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # once, with the first output; None for the first token
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = (
+        None  # once, with the first output; None for the first token
+    )
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     steps: tuple[StepCount, ...] = ()  # with the last output

@@ -1,0 +1,181 @@
+"""What lives in a worker's process: one engine on a thread of its own, and asyncio streams out of
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+from ..runtime.config import EngineConfig
+from ..runtime.engine import Engine
+from ..runtime.errors import EngineError, RequestError
+from ..runtime.forward_mode import ForwardMode
+from ..runtime.request import Request, RequestOutput
+from ..runtime.startup import OnProgress, StartupEvent
+
+logger = logging.getLogger(__name__)
+
+IDLE_BEAT_S = 0.5  # an idle engine thread wakes this often, so that its heartbeat stays young
+
+
+class Worker:
+    """Serves one model on this node. `start` blocks until ready; the rest runs on one asyncio loop.
+
+    The engine thread hands over the outputs of each step together, with one call into the loop.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.worker_id = f"worker-{uuid.uuid4().hex[:8]}"
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[str, asyncio.Queue[RequestOutput | EngineError]] = {}
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+        self._failure: str | None = None
+        self._beat_s = time.monotonic()
+        self._started_at = time.time()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; only after `start`."""
+        assert self._engine is not None, "the worker has not been started"
+        return self._engine
+
+    def start(self, on_progress: OnProgress | None = None) -> None:
+        """Build the engine and start its thread. Raises what `Engine.build` raises."""
+        began = time.monotonic()
+        self._engine = Engine.build(self.config, on_progress=on_progress)
+        self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
+        self._thread.start()
+        if on_progress is not None:
+            seconds = time.monotonic() - began
+            on_progress(
+                StartupEvent(stage="ready", message=self.worker_id, fraction=1.0, seconds=seconds)
+            )
+
+    def stop(self) -> None:
+        """Stop the engine thread; streams still open end with an EngineError."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10.0)
+
+    async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
+        """One item per step that gives this request something; closing the iterator cancels the
+        request.
+
+        Raises RequestError, ContextLengthError or QueueFullError before the first item, EngineError
+        when the engine dies.
+        """
+        self._require_alive()
+        self._loop = asyncio.get_running_loop()
+        stream: asyncio.Queue[RequestOutput | EngineError] = asyncio.Queue()
+        if request.id in self._streams:
+            raise RequestError(f"a request with id {request.id!r} is running already", "id")
+        self.engine.submit(request)
+        self._streams[request.id] = stream
+        self._wake.set()
+        try:
+            while True:
+                item = await stream.get()
+                if isinstance(item, EngineError):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+        finally:
+            del self._streams[request.id]
+            self.cancel(request.id)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request before the next step; an ended or unknown one is left alone."""
+        if self._engine is not None:
+            self._engine.cancel(request_id)
+            self._wake.set()
+
+    def _require_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineError(self._failure)
+        if self._is_stopping or self._engine is None:
+            raise EngineError(f"{self.worker_id} is not taking requests: it starts or stops")
+
+    def _drive(self) -> None:
+        """The engine thread: steps while there is work, sleeps otherwise."""
+        try:
+            while not self._is_stopping:
+                self._beat_s = time.monotonic()
+                if not self.engine.has_work():
+                    self._wake.wait(IDLE_BEAT_S)
+                    self._wake.clear()
+                    continue
+                self._hand_over(self.engine.step())
+            self._fail_streams(f"{self.worker_id} has stopped")
+        except Exception:  # the edge of the thread: whatever it is, clients must hear of it
+            logger.exception("the engine thread of %s died", self.worker_id)
+            self._failure = f"the engine of {self.worker_id} has died; see the worker's log"
+            self._fail_streams(self._failure)
+
+    def _hand_over(self, outputs: list[RequestOutput]) -> None:
+        if outputs and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put_nowait(output)
+
+    def _fail_streams(self, message: str) -> None:
+        def fail() -> None:
+            for stream in self._streams.values():
+                stream.put_nowait(EngineError(message))
+
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(fail)
+
+    def num_open(self) -> int:
+        """Streams that have not ended."""
+        return len(self._streams)
+
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the engine thread last began a step or an idle beat."""
+        return time.monotonic() - self._beat_s
+
+    def failure(self) -> str | None:
+        """Why the engine is dead, or None."""
+        return self._failure
+
+    def describe(self) -> dict[str, object]:
+        """Identity, fixed at ready: plan, hardware, limits."""
+        plan = self.engine.plan
+        return {
+            "worker_id": self.worker_id,
+            "model": self.config.served_model_name or self.engine.checkpoint.name,
+            "model_path": self.config.model,
+            "max_model_len": plan.max_model_len,
+            "max_num_seqs": plan.max_num_seqs,
+            "max_waiting": plan.max_waiting,
+            "vocab_size": self.engine.model.config.vocab_size,
+            "fingerprint": plan.fingerprint(),
+            "path": {str(mode): plan.path_name(ForwardMode(mode)) for mode in plan.paths},
+            "plan": plan.to_json(),
+            "hardware": self.engine.hardware.to_json(),
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+        }
+
+    def stats(self) -> dict[str, object]:
+        """Live load and counters."""
+        return {
+            "worker_id": self.worker_id,
+            "heartbeat_age_s": self.heartbeat_age_s(),
+            **self.engine.stats(),
+        }

@@ -1,0 +1,333 @@
+"""The engine: requests in, tokens out, one step at a time. Knows nothing of Ray or HTTP."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .counters import Counters
+from .errors import QueueFullError, RequestError
+from .forward_batch import ForwardBatch
+from .request import FinishReason, Request, RequestOutput, StepCount, TokenLogprob
+from .sampler import Sampler, SamplingRow
+from .scheduler import RequestState, ScheduledRow, Scheduler
+
+if TYPE_CHECKING:
+    from .config import EngineConfig
+    from .offline import Completion, Prompt
+    from .request import SamplingParams
+    from .startup import OnProgress, Started
+    from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching over one model on one node.
+
+    `submit` and `cancel` may be called from any thread; `step` and everything else belong to the
+    one thread that drives it.
+    """
+
+    def __init__(self, started: Started) -> None:
+        self.hardware = started.hardware
+        self.plan = started.plan
+        self.checkpoint = started.checkpoint
+        self.model = started.model
+        self.kv = started.kv
+        self.pages = started.pages
+        self.counters = Counters()
+        self._runner = started.runner
+        self._device = torch.device(self.plan.device)
+        self._stop_ids = frozenset(self.model.config.eos_ids)
+        self._sampler = Sampler(
+            self.model.config.vocab_size, self._device, self.model.config.eos_ids
+        )
+        self._scheduler = Scheduler(
+            self.pages,
+            max_model_len=self.plan.max_model_len,
+            max_num_seqs=self.plan.max_num_seqs,
+            max_num_batched_tokens=self.plan.max_num_batched_tokens,
+        )
+        self._inbox: deque[Request | str] = deque()  # requests, and ids to cancel, in order
+        self._known: set[str] = set()  # ids submitted and not yet ended
+        self._tokenizer: Tokenizer | None = None  # loaded at first use: a worker never needs it
+        self.last_step_s = time.monotonic()
+
+    @classmethod
+    def build(cls, config: EngineConfig, *, on_progress: OnProgress | None = None) -> Engine:
+        """Probe, plan, load and self-check (DESIGN: start-up in order). Raises ConfigurationError
+        before weights load.
+        """
+        from .startup import start
+
+        return cls(start(config, on_progress=on_progress))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        if self._tokenizer is None:
+            self._tokenizer = self.checkpoint.tokenizer()
+        return self._tokenizer
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises RequestError, ContextLengthError or QueueFullError; then nothing
+        was queued.
+        """
+        self.check(request)
+        if not self.has_room():
+            limit = self.plan.max_num_seqs + self.plan.max_waiting
+            raise QueueFullError(
+                f"{len(self._known)} requests run or wait here, and the limit is {limit}; try "
+                "again later",
+                retry_after_s=max(1.0, self.queue_time_s()),
+            )
+        self._known.add(request.id)
+        self._inbox.append(request)
+
+    def has_room(self) -> bool:
+        """Whether the finite queue takes another request."""
+        return len(self._known) < self.plan.max_num_seqs + self.plan.max_waiting
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError or ContextLengthError when the request could never run here."""
+        if request.id in self._known:
+            raise RequestError(f"a request with id {request.id!r} is running already", "id")
+        if not request.prompt_ids:
+            raise RequestError("the prompt has no token; send at least one", "prompt")
+        vocab = self.model.config.vocab_size
+        for name, ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
+            if min(ids, default=0) < 0 or max(ids, default=0) >= vocab:
+                wrong = next(i for i in ids if not 0 <= i < vocab)
+                raise RequestError(
+                    f"{name} holds token id {wrong}; this model's ids are 0 to {vocab - 1}", name
+                )
+        biased = [i for i in request.sampling.logit_bias if not 0 <= i < vocab]
+        if biased:
+            raise RequestError(
+                f"logit_bias names token id {biased[0]}; this model's ids are 0 to {vocab - 1}",
+                "logit_bias",
+            )
+        self._scheduler.check(request)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, wherever it is, before the next step; an unknown or ended one is left
+        alone.
+        """
+        if request_id in self._known:
+            self._inbox.append(request_id)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request of this id has been submitted and has not ended."""
+        return request_id in self._known
+
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+        return bool(self._inbox) or self._scheduler.has_work()
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step: admit, schedule, build the batch, forward, sample, emit."""
+        start = time.monotonic()
+        ended = self._take_inbox()
+        rows = self._scheduler.schedule()
+        outputs = self._run(rows) if rows else []
+        self.last_step_s = time.monotonic()
+        self.counters.step_seconds += self.last_step_s - start
+        return ended + outputs
+
+    def _take_inbox(self) -> list[RequestOutput]:
+        ended: list[RequestOutput] = []
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Request):
+                self._scheduler.add(item)
+            elif (state := self._scheduler.cancel(item)) is not None:
+                ended.append(self._ended(state, FinishReason.CANCELLED))
+        return ended
+
+    def _run(self, rows: list[ScheduledRow]) -> list[RequestOutput]:
+        batch = ForwardBatch.build(rows, page_size=self.pages.page_size, device=self._device)
+        try:
+            logits, runner, reason = self._runner.forward(batch)
+        except RuntimeError as error:
+            return self._fail(rows, error)
+        key = (batch.mode.value, runner, reason.value)
+        self.counters.steps[key] += 1
+        for row in rows:
+            row.state.steps[key] += 1
+        with torch.inference_mode():
+            tokens = self._sample(rows, logits)
+        return [output for row in rows if (output := self._emit(row, tokens)) is not None]
+
+    def _fail(self, rows: list[ScheduledRow], error: RuntimeError) -> list[RequestOutput]:
+        """A step failed twice: its requests end with an error, all others go on."""
+        logger.error("a step failed again after its retry; its %d requests end", len(rows))
+        self.counters.step_failures += 1
+        self.pages.forget_all()
+        text = f"the worker's forward pass failed: {str(error).splitlines()[0][:200]}"
+        for row in rows:
+            self._scheduler.finish(row.state)
+        return [self._ended(row.state, FinishReason.ERROR, text) for row in rows]
+
+    def _sample(
+        self, rows: list[ScheduledRow], logits: torch.Tensor
+    ) -> dict[str, tuple[int, TokenLogprob | None] | None]:
+        """Draw a token for each row that samples (None where its logits are not finite); collect
+        prompt log-probabilities.
+        """
+        sampling: list[ScheduledRow] = []
+        wanted: list[int] = []
+        offset = 0
+        for row in rows:
+            self._score_prompt(row, logits[offset : offset + row.num_prompt_logits])
+            offset += row.num_prompt_logits
+            if row.samples:
+                sampling.append(row)
+                wanted.append(offset)
+                offset += 1
+        if not sampling:
+            return {}
+        if len(wanted) < logits.shape[0]:
+            logits = logits[torch.tensor(wanted, device=logits.device)]
+        drawn = self._sampler.sample(logits, [_sampling_row(row.state) for row in sampling])
+        ids, logprobs = drawn.to_host()
+        bad = set(drawn.bad_rows)
+        return {
+            row.state.request.id: None if i in bad else (ids[i], logprobs[i])
+            for i, row in enumerate(sampling)
+        }
+
+    def _score_prompt(self, row: ScheduledRow, logits: torch.Tensor) -> None:
+        state, k = row.state, row.state.request.sampling.prompt_logprobs
+        if not row.num_prompt_logits or k is None:
+            return
+        first = state.num_computed + 1
+        targets = state.token_ids[first : first + row.num_prompt_logits]
+        if not state.prompt_logprobs:
+            state.prompt_logprobs.append(None)
+        state.prompt_logprobs.extend(self._sampler.prompt_logprobs(logits, targets, k))
+
+    def _emit(
+        self, row: ScheduledRow, drawn: dict[str, tuple[int, TokenLogprob | None] | None]
+    ) -> RequestOutput | None:
+        """Advance one request by its row; None while its prompt is not yet complete."""
+        state, samples = row.state, row.samples
+        self._scheduler.advance(row)
+        if state.num_uncomputed:
+            return None
+        if not samples:
+            self._scheduler.finish(state)
+            return self._ended(state, FinishReason.LENGTH)
+        token = drawn[state.request.id]
+        if token is None:
+            self._scheduler.finish(state)
+            self.pages.forget_all()
+            text = "the model computed logits that are not finite; its weights may be damaged"
+            return self._ended(state, FinishReason.ERROR, text)
+        state.token_ids.append(token[0])
+        self.counters.generation_tokens += 1
+        reason = self._finish_reason(state, token[0])
+        if reason is None:
+            return self._output(state, token)
+        self._scheduler.finish(state)
+        return self._ended(state, reason, token=token)
+
+    def _finish_reason(self, state: RequestState, token: int) -> FinishReason | None:
+        params = state.request.sampling
+        is_end = (
+            token in self._stop_ids and not params.ignore_eos
+        ) or token in params.stop_token_ids
+        if is_end and state.num_outputs > params.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if state.num_outputs >= state.max_outputs else None
+
+    def _output(
+        self,
+        state: RequestState,
+        token: tuple[int, TokenLogprob | None] | None = None,
+        reason: FinishReason | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        prompt_logprobs = None
+        if not state.has_prompt_logprobs and reason not in (
+            FinishReason.CANCELLED,
+            FinishReason.ERROR,
+        ):
+            state.has_prompt_logprobs = True
+            prompt_logprobs = tuple(state.prompt_logprobs or [None])
+            state.prompt_logprobs = []
+        ids = () if token is None else (token[0],)
+        steps = () if reason is None else _step_counts(state)
+        return RequestOutput(
+            request_id=state.request.id,
+            position=state.num_outputs - len(ids),
+            token_ids=ids,
+            logprobs=() if token is None or token[1] is None else (token[1],),
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            cached_tokens=state.cached_tokens,
+            steps=steps,
+            error=error,
+        )
+
+    def _ended(
+        self,
+        state: RequestState,
+        reason: FinishReason,
+        error: str | None = None,
+        token: tuple[int, TokenLogprob | None] | None = None,
+    ) -> RequestOutput:
+        """The last output of a request that the scheduler has let go."""
+        self._known.discard(state.request.id)
+        self.counters.requests[reason.value] += 1
+        self.counters.prompt_tokens += state.num_prompt
+        return self._output(state, token, reason, error)
+
+    def queue_time_s(self) -> float:
+        """How long a new request is likely to wait, in seconds: what admitted ones waited, or the
+        oldest still waits.
+        """
+        if not self._scheduler.num_waiting:
+            return 0.0
+        return max(self._scheduler.queue_time_s, self._scheduler.oldest_wait_s())
+
+    def stats(self) -> dict[str, object]:
+        """Live load and counters; may be read from another thread."""
+        return {
+            "running": self._scheduler.num_running,
+            "waiting": max(0, len(self._known) - self._scheduler.num_running),
+            "kv_pages_total": self.pages.num_usable,
+            "kv_pages_used": self.pages.num_used,
+            "preemptions_total": self._scheduler.num_preemptions,
+            "prefix_cached_tokens_total": self._scheduler.num_cached_tokens,
+            "queue_time_s": self.queue_time_s(),
+            **self.counters.to_json(),
+        }
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> list[Completion]:
+        """Answer a batch of prompts (texts or token ids) in their order. See offline.py."""
+        from .offline import generate
+
+        return generate(self, prompts, params, stop=stop)
+
+
+def _sampling_row(state: RequestState) -> SamplingRow:
+    return SamplingRow(state.request.sampling, state.request.prompt_ids, state.output_ids)
+
+
+def _step_counts(state: RequestState) -> tuple[StepCount, ...]:
+    return tuple(
+        StepCount(mode=mode, runner=runner, reason=reason, steps=n)
+        for (mode, runner, reason), n in sorted(state.steps.items())
+    )

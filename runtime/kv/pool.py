@@ -1,0 +1,39 @@
+"""The tensors behind the pages: one pool of keys and values per layer, shared by every execution
+path.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..config import ModelConfig
+
+
+class KVPool:
+    """Keys and values of all layers: per layer [num_pages, 2, page_size, kv_heads, head_dim], keys
+    first.
+
+    Zeroed, so that the scratch page and padding never hold a NaN; the system hands out the memory
+    as pages are touched.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_pages, 2, page_size, model.num_kv_heads, model.head_dim)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.layers = [
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)

@@ -1,0 +1,55 @@
+"""The frozen table of operations that a model calls; the planner picks one table, model code never
+tests a device.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Ops(Protocol):
+    """Everything a decoder needs besides linear layers and attention, at the grain of our fusions.
+
+    Shapes: T tokens, H hidden size, I intermediate size, N query heads, K key/value heads, D head
+    dim, V vocabulary, R rows.
+    """
+
+    name: str
+
+    def embed(self, ids_T: torch.Tensor, table_VH: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding [T, H]."""
+        ...
+
+    def norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMSNorm over the last axis."""
+        ...
+
+    def add_norm(
+        self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (norm(x + residual), x + residual)."""
+        ...
+
+    def qkv_norm_rope_store(
+        self,
+        qkv: torch.Tensor,  # [T, (N + 2K) * D]
+        cos_sin: tuple[torch.Tensor, torch.Tensor],  # float32 [T, D / 2] each
+        norms: tuple[torch.Tensor, torch.Tensor, float] | None,  # weights [D] of q and k, eps
+        kv_layer: torch.Tensor,  # [P, 2, S, K, D]
+        slots_T: torch.Tensor,
+        num_heads: int,
+    ) -> torch.Tensor:
+        """Split, normalise q and k where the model does, rotate them, store k and v; return q [T,
+        N, D].
+        """
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up: [T, 2 * I] -> [T, I]."""
+        ...
+
+    def argmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Index of each row's largest value, the first of equals: int64 [R]."""
+        ...

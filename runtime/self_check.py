@@ -1,0 +1,169 @@
+"""At start: the paged, chunked, batched path of each mode against one plain unpaged forward of the
+same stored weights.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from ..kernels.rms_norm import rms_norm
+from ..kernels.rotary import cos_sin, rotate
+from ..kernels.silu_mul import silu_mul
+from .forward_batch import ForwardBatch
+from .kv.pages import Pages
+from .linear.method import Linear
+from .model_runner import ModelRunner
+from .models.decoder import Decoder, DecoderLayer, rope_frequencies
+from .request import Request
+from .scheduler import RequestState, ScheduledRow
+
+BOUNDS = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
+"""Largest difference of logits allowed, relative to the largest logit, by dtype."""
+
+PROMPT_TOKENS = 16
+DECODES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfCheckResult:
+    """What was compared: `error` and `bound` relative to the largest logit of the plain forward."""
+
+    passed: bool
+    error: float
+    bound: float
+    seconds: float
+    tokens: int
+
+    def sentence(self) -> str:
+        """One line for the start-up display and the plan's events."""
+        verdict = "agrees with" if self.passed else "differs from"
+        return (
+            f"self-check: the planned path {verdict} a plain forward on {self.tokens} tokens "
+            f"(error {self.error:.1e}, bound {self.bound:.0e})"
+        )
+
+
+@torch.inference_mode()
+def self_check(
+    model: Decoder, runner: ModelRunner, pages: Pages, *, dtype: str, max_model_len: int
+) -> SelfCheckResult:
+    """Run two ragged requests through chunks and batched decodes, teacher-forced, and compare every
+    logit row.
+    """
+    start = time.monotonic()
+    length = max(
+        1, min(PROMPT_TOKENS + DECODES, max_model_len - 1, pages.num_usable // 2 * pages.page_size)
+    )
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.vocab_size, (length,), generator=generator).tolist()
+    expected = plain_forward(model, ids)
+    error = _paged_error(model, runner, pages, ids, expected)
+    bound = BOUNDS[dtype]
+    return SelfCheckResult(
+        passed=error <= bound,
+        error=error,
+        bound=bound,
+        seconds=time.monotonic() - start,
+        tokens=length,
+    )
+
+
+def plain_forward(model: Decoder, token_ids: list[int]) -> torch.Tensor:
+    """Logits float32 [T, V] of one sequence without pages, batches or chunks, by the dequantized
+    weights.
+    """
+    config, weights = model.config, model.weights
+    device = weights.embedding.device
+    positions = torch.arange(len(token_ids), device=device)
+    rope = cos_sin(positions, rope_frequencies(config.rope, config.head_dim).to(device))
+    x = weights.embedding[torch.tensor(token_ids, device=device)]
+    windows = config.layer_windows or (None,) * config.num_layers
+    for layer, window in zip(weights.layers, windows, strict=True):
+        normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
+        x = x + _apply(layer.o, _plain_attention(model, layer, normed, rope, positions, window))
+        normed = rms_norm(x, layer.post_norm, config.rms_norm_eps)
+        x = x + _apply(layer.down, silu_mul(_apply(layer.gate_up, normed)))
+    return _apply(weights.lm_head, rms_norm(x, weights.final_norm, config.rms_norm_eps)).float()
+
+
+def _apply(layer: Linear, x: torch.Tensor) -> torch.Tensor:
+    return linear(x, layer.dequantized().to(x.dtype), layer.bias)
+
+
+def _plain_attention(
+    model: Decoder,
+    layer: DecoderLayer,
+    x: torch.Tensor,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    window: int | None,
+) -> torch.Tensor:
+    config = model.config
+    n, k = config.num_heads, config.num_kv_heads
+    heads = _apply(layer.qkv, x).view(x.shape[0], n + 2 * k, config.head_dim)
+    q_TND, k_TKD, v_TKD = heads.split((n, k, k), dim=1)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q_TND = rms_norm(q_TND, layer.q_norm, config.rms_norm_eps)
+        k_TKD = rms_norm(k_TKD, layer.k_norm, config.rms_norm_eps)
+    q_TND, k_TKD = rotate(q_TND, *rope), rotate(k_TKD, *rope)
+    distance = positions[:, None] - positions[None, :]
+    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    out = scaled_dot_product_attention(
+        q_TND.transpose(0, 1),
+        k_TKD.repeat_interleave(config.group_size, dim=1).transpose(0, 1),
+        v_TKD.repeat_interleave(config.group_size, dim=1).transpose(0, 1),
+        attn_mask=visible,
+    )
+    return out.transpose(0, 1).reshape(x.shape[0], -1)
+
+
+def _paged_error(
+    model: Decoder, runner: ModelRunner, pages: Pages, ids: list[int], expected: torch.Tensor
+) -> float:
+    """Largest relative difference over all steps of two staggered copies of the sequence."""
+    states = [
+        RequestState(Request(id=str(i), prompt_ids=tuple(ids)), i, len(ids) + 1) for i in (0, 1)
+    ]
+    worst = 0.0
+    scale = expected.abs().max().clamp_min(1e-30)
+    try:
+        for state in states:
+            for _ in range(pages.pages_for(len(ids))):
+                page = pages.allocate()
+                assert page is not None, "the self-check runs on an empty pool"
+                state.pages.append(page)
+        for counts in _chunks(len(ids)):
+            rows = [ScheduledRow(s, n) for s, n in zip(states, counts, strict=True) if n]
+            batch = ForwardBatch.build(
+                rows, page_size=pages.page_size, device=model.weights.embedding.device
+            )
+            batch = _with_all_logits(batch)
+            logits, _, _ = runner.forward(batch)
+            difference = (logits - expected[batch.positions]).abs().max() / scale
+            worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
+            for row in rows:
+                row.state.num_computed += row.num_tokens
+    finally:
+        for state in states:
+            pages.release(state.pages)
+    return worst
+
+
+def _with_all_logits(batch: ForwardBatch) -> ForwardBatch:
+    rows = torch.arange(batch.num_tokens, device=batch.input_ids.device)
+    return replace(batch, logits_rows=rows)
+
+
+def _chunks(length: int) -> list[tuple[int, int]]:
+    """Tokens of the (first, second) copy in each step: prefills, a mixed step, decodes; the second
+    lags one step.
+    """
+    prompt = max(1, length - DECODES)
+    cut = (prompt + 1) // 2
+    one = [cut, *([prompt - cut] if prompt > cut else []), *[1] * (length - prompt)]
+    return list(zip_longest(one, [0, *one], fillvalue=0))

@@ -1,0 +1,174 @@
+"""Start-up of an engine, in order: probe, plan, load weights, KV pool, runners, self-check."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from .attention import registry as attention_registry
+from .checkpoint.source import Checkpoint, open_checkpoint
+from .config import EngineConfig
+from .errors import EngineError
+from .forward_mode import ForwardMode
+from .kv.pages import Pages
+from .kv.pool import KVPool
+from .linear import registry as linear_registry
+from .model_runner import ModelRunner
+from .models.decoder import Decoder
+from .ops import registry as ops_registry
+from .planning.candidate import find
+from .planning.hardware import Hardware
+from .planning.plan import ExecutionPlan
+from .planning.planner import plan as make_plan
+from .planning.probe import probe
+from .runners import registry as runner_registry
+from .self_check import self_check
+from .weights import WeightLoader, stored_bytes
+
+Stage = Literal["probe", "plan", "weights", "kv_pool", "self_check", "ready"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartupEvent:
+    """One line of progress. `fraction` of the stage done, 0 to 1; `seconds` it took, once done;
+    `data` for displays.
+    """
+
+    stage: Stage
+    message: str
+    fraction: float | None = None
+    seconds: float | None = None
+    data: dict[str, object] | None = None
+
+
+OnProgress = Callable[[StartupEvent], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """Everything an engine is made of."""
+
+    hardware: Hardware
+    plan: ExecutionPlan
+    checkpoint: Checkpoint
+    model: Decoder
+    kv: KVPool
+    pages: Pages
+    runner: ModelRunner
+
+
+class _Stages:
+    """Times each stage and tells whoever watches."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._tell = on_progress or (lambda event: None)
+        self._began = time.monotonic()
+
+    def progress(self, stage: Stage, message: str, fraction: float) -> None:
+        self._tell(StartupEvent(stage=stage, message=message, fraction=fraction))
+
+    def done(self, stage: Stage, message: str, data: dict[str, object] | None = None) -> None:
+        now = time.monotonic()
+        seconds, self._began = now - self._began, now
+        self._tell(
+            StartupEvent(stage=stage, message=message, fraction=1.0, seconds=seconds, data=data)
+        )
+
+
+def start(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Started:
+    """Build all parts. Raises ModelError and PlanError before any weight is read, EngineError when
+    the self-check fails.
+    """
+    stages = _Stages(on_progress)
+    hardware = probe()
+    stages.done("probe", hardware.summary(), {"hardware": hardware.to_json()})
+    checkpoint = open_checkpoint(config.model)
+    plan = make_plan(hardware, checkpoint.config, config)
+    stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
+    torch.set_num_threads(plan.num_threads)
+    model = _load(checkpoint, plan, stages)
+    kv, pages = _make_pool(checkpoint, plan)
+    stages.done("kv_pool", f"{pages.num_usable} pages of {plan.page_size} tokens")
+    runner = _make_runner(model, kv, plan)
+    plan = _check(config, model, runner, pages, plan, stages)
+    return Started(
+        hardware=hardware,
+        plan=plan,
+        checkpoint=checkpoint,
+        model=model,
+        kv=kv,
+        pages=pages,
+        runner=runner,
+    )
+
+
+def _load(checkpoint: Checkpoint, plan: ExecutionPlan, stages: _Stages) -> Decoder:
+    dtype, device = getattr(torch, plan.dtype), torch.device(plan.device)
+    method = find(linear_registry.CANDIDATES, plan.linear_method).load().build(dtype, device)
+    loader = WeightLoader(checkpoint, method, dtype=dtype, device=device)
+    weights = loader.load(lambda share: stages.progress("weights", checkpoint.name, share))
+    num_bytes = stored_bytes(checkpoint.config, weights)
+    stages.done(
+        "weights",
+        f"{checkpoint.name}, {num_bytes / 1e6:.0f} MB as {plan.dtype}",
+        {"bytes": num_bytes},
+    )
+    ops = find(ops_registry.CANDIDATES, plan.paths[ForwardMode.DECODE].ops).load().build()
+    return Decoder(checkpoint.config, weights, ops)
+
+
+def _make_pool(checkpoint: Checkpoint, plan: ExecutionPlan) -> tuple[KVPool, Pages]:
+    kv = KVPool(
+        checkpoint.config,
+        num_pages=plan.num_pages,
+        page_size=plan.page_size,
+        dtype=getattr(torch, plan.kv_dtype),
+        device=torch.device(plan.device),
+    )
+    return kv, Pages(plan.num_pages, plan.page_size, prefix_cache=plan.prefix_cache)
+
+
+def _make_runner(model: Decoder, kv: KVPool, plan: ExecutionPlan) -> ModelRunner:
+    """One backend per distinct name; each mode's runner in front of the eager one."""
+    dtype = getattr(torch, plan.dtype)
+    backends = {
+        name: find(attention_registry.CANDIDATES, name).load().build(model.config, dtype)
+        for name in sorted({path.attention_backend for path in plan.paths.values()})
+    }
+    runners = {}
+    for mode, path in plan.paths.items():
+        names = (path.runner,) if path.runner == "eager" else (path.runner, "eager")
+        runners[mode] = tuple(
+            find(runner_registry.CANDIDATES, name)
+            .load()
+            .build(model, kv, backends[path.attention_backend])
+            for name in names
+        )
+    return ModelRunner(runners)
+
+
+def _check(
+    config: EngineConfig,
+    model: Decoder,
+    runner: ModelRunner,
+    pages: Pages,
+    plan: ExecutionPlan,
+    stages: _Stages,
+) -> ExecutionPlan:
+    """Run the self-check and record it in the plan's events."""
+    if not config.self_check:
+        return replace(plan, events=[*plan.events, "self-check: skipped, as asked"])
+    result = self_check(model, runner, pages, dtype=plan.dtype, max_model_len=plan.max_model_len)
+    if not result.passed:
+        raise EngineError(
+            f"{result.sentence()}; no other path is planned for this node, so the worker does not "
+            "start. "
+            "The model's files may be damaged; `--no-self-check` starts it all the same"
+        )
+    plan = replace(plan, events=[*plan.events, result.sentence()])
+    stages.done("self_check", result.sentence(), {"error": result.error, "bound": result.bound})
+    return plan
