@@ -71,9 +71,8 @@ def _has_address(family: socket.AddressFamily, ip: str) -> bool:
 def _try_bind(family: socket.AddressFamily, ip: str, port: int, host: str) -> int:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # a port in TIME_WAIT is free
+            # As Serve's proxy does; a port whose last connection is closing counts as free then.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, ip != "::")
             probe.bind((ip, port))
@@ -99,12 +98,14 @@ def _owner(port: int) -> str:
     import psutil
 
     try:
-        connections = psutil.net_connections(kind="tcp")
-        for connection in connections:
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1] == port:
-                if connection.pid is None:
-                    break
-                return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
+        found = [
+            connection
+            for connection in psutil.net_connections(kind="tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1] == port
+        ]
+        if not found:
+            return "a connection that is still closing (this takes up to a minute)"
+        pid = found[0].pid
+        return f"{psutil.Process(pid).name()} (process {pid})" if pid else "another process"
     except psutil.Error:
         return "another process"
-    return "another process"
