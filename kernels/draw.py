@@ -12,7 +12,7 @@ from torch import Tensor
 
 _DIGIT_BITS = 15
 _DIGITS = 1 << _DIGIT_BITS
-_ONE = (
+ONE = (
     _DIGITS * _DIGITS - 1
 )  # weight of the likeliest token: two digits; sums of 2**23 tokens are exact in float64
 
@@ -22,7 +22,7 @@ def weigh(logits_RV: Tensor, best_R: Tensor, temperature_R: Tensor) -> Tensor:
     scores_RV = logits_RV.double()
     scores_RV -= best_R.unsqueeze(1)
     scores_RV /= temperature_R.unsqueeze(1)
-    return scores_RV.exp_().mul_(_ONE).to(torch.int64)
+    return scores_RV.exp_().mul_(ONE).to(torch.int64)
 
 
 def keep_top_k(weights_RV: Tensor, top_k_R: list[int]) -> Tensor:
@@ -45,17 +45,21 @@ def keep_top_p(weights_RV: Tensor, top_p_R: list[float]) -> Tensor:
     if all(p >= 1.0 for p in top_p_R):
         return weights_RV
     top_p_R1 = _column(top_p_R, weights_RV.device)
-    total_R1 = weights_RV.sum(dim=1, keepdim=True)
-    needed_R1 = (total_R1 * top_p_R1).ceil().to(torch.int64).clamp(min=1).minimum(total_R1)
+    needed_R1 = share_of(weights_RV.sum(dim=1, keepdim=True), top_p_R1)
     floor_R1 = _lightest_needed(weights_RV, needed_R1)
     return _at_least(weights_RV, floor_R1.where(top_p_R1 < 1.0, 0))
+
+
+def share_of(total_R1: Tensor, share: Tensor | float) -> Tensor:
+    """The whole number that a share of `total_R1` comes to, at least 1 and at most all."""
+    return (total_R1.double() * share).ceil().to(torch.int64).clamp(min=1).minimum(total_R1)
 
 
 def keep_min_p(weights_RV: Tensor, min_p_R: list[float]) -> Tensor:
     """Zero what is less likely than `min_p` times the likeliest."""
     if not any(min_p_R):
         return weights_RV
-    floor_R1 = (_column(min_p_R, weights_RV.device) * _ONE).floor().to(torch.int64)
+    floor_R1 = (_column(min_p_R, weights_RV.device) * ONE).floor().to(torch.int64)
     return _at_least(weights_RV, floor_R1)
 
 
@@ -69,6 +73,26 @@ def draw(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     target_R = (uniform_R * total_R).to(torch.int64).minimum(total_R - 1)
     found_R1 = torch.searchsorted(cumulated_RV, target_R.unsqueeze(1), right=True)
     return found_R1.squeeze(1).clamp_(max=weights_RV.shape[1] - 1)
+
+
+def draw_filtered(
+    logits_RV: Tensor,
+    best_R: Tensor,
+    temperature_R: Tensor,
+    uniform_R: Tensor,
+    *,
+    top_k_R: list[int],
+    top_p_R: list[float],
+    min_p_R: list[float],
+) -> Tensor:
+    """One token a row [R].
+
+    Filters run in transformers' order, each on what the one before left: top_k, top_p, min_p.
+    """
+    weights_RV = weigh(logits_RV, best_R, temperature_R)
+    weights_RV = keep_top_k(weights_RV, top_k_R)
+    weights_RV = keep_top_p(weights_RV, top_p_R)
+    return draw(keep_min_p(weights_RV, min_p_R), uniform_R)
 
 
 def _at_least(weights_RV: Tensor, floor_R1: Tensor) -> Tensor:

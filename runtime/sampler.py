@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.draw import draw, keep_min_p, keep_top_k, keep_top_p, weigh
+from ..kernels.draw import draw_filtered
+from ..kernels.draw_likeliest import draw_likeliest
 from ..kernels.philox import uniform
 from .logprobs import RowLogprobs, prompt_logprobs, row_logprobs
 from .penalties import SamplingRow, adjust
@@ -92,16 +93,22 @@ def _asked_logprobs(
 
 
 def _draw_rows(logits: Tensor, best: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """One drawn token a row.
-
-    Filters run in transformers' order, each on what the one before left: top_k, top_p, min_p.
-    """
+    """One drawn token a row."""
     params = [row.sampling for row in rows]
-    temperature = [p.temperature for p in params]
-    noise = [uniform(r.sampling.seed, r.sampling.choice, len(r.output_ids)) for r in rows]
-    float64 = {"dtype": torch.float64, "device": logits.device}
-    weights = weigh(logits, best, torch.tensor(temperature, **float64))
-    weights = keep_top_k(weights, [p.top_k for p in params])
-    weights = keep_top_p(weights, [p.top_p for p in params])
-    weights = keep_min_p(weights, [p.min_p for p in params])
-    return draw(weights, torch.tensor(noise, **float64))
+    temperature = torch.tensor([p.temperature for p in params], dtype=torch.float64)
+    noise = torch.tensor(
+        [uniform(row.sampling.seed, row.sampling.choice, len(row.output_ids)) for row in rows],
+        dtype=torch.float64,
+    )
+    given = logits, best, temperature.to(logits.device), noise.to(logits.device)
+    if len(rows) == 1 and logits.device.type == "cpu":
+        only = params[0]
+        token = draw_likeliest(*given, top_k=only.top_k, top_p=only.top_p, min_p=only.min_p)
+        if token is not None:
+            return token
+    return draw_filtered(
+        *given,
+        top_k_R=[p.top_k for p in params],
+        top_p_R=[p.top_p for p in params],
+        min_p_R=[p.min_p for p in params],
+    )

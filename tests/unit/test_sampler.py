@@ -90,11 +90,12 @@ def test_all_24_orders_of_four_neighbours_give_the_same_tokens() -> None:
         ]
 
 
-def test_rows_drawn_together_equal_rows_drawn_one_by_one() -> None:
-    logits = _logits(len(_KINDS))
-    together = _sampler()
+@pytest.mark.parametrize("vocab", [_VOCAB, 5000])
+def test_rows_drawn_together_equal_rows_drawn_one_by_one(vocab: int) -> None:
+    logits = torch.randn(len(_KINDS), vocab, generator=torch.Generator().manual_seed(0)) * 4
+    one_by_one, together = (Sampler(vocab, torch.device("cpu"), [_EOS]) for _ in range(2))
     together._rows_at_once = 100  # as on a GPU
-    assert together.sample(logits, _KINDS).to_host() == _sampler().sample(logits, _KINDS).to_host()
+    assert together.sample(logits, _KINDS).to_host() == one_by_one.sample(logits, _KINDS).to_host()
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

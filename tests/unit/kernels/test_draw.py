@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polypath.kernels.draw import draw, keep_min_p, keep_top_k, keep_top_p, weigh
+from polypath.kernels.draw import (
+    draw,
+    draw_filtered,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    weigh,
+)
+from polypath.kernels.draw_likeliest import NUM_CANDIDATES, draw_likeliest
 
 _VOCAB = 1000
 
@@ -111,3 +119,48 @@ def test_masked_tokens_weigh_nothing() -> None:
     logits = _logits(4)
     logits[0, :990] = -torch.inf
     assert _kept(_weights(logits)) <= set(range(990, _VOCAB))
+
+
+def _both(logits: Tensor, noise: float, top_k: int, top_p: float, min_p: float) -> tuple[int, int]:
+    """The token of the short way (-1 when it declines) and of its plain twin."""
+    best = logits.max(dim=1).values
+    given = logits, best, torch.ones(1).double(), torch.tensor([noise], dtype=torch.float64)
+    short = draw_likeliest(*given, top_k=top_k, top_p=top_p, min_p=min_p)
+    plain = draw_filtered(*given, top_k_R=[top_k], top_p_R=[top_p], min_p_R=[min_p])
+    return -1 if short is None else int(short), int(plain)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    noise=st.floats(0.0, 1.0, exclude_max=True),
+    spread=st.floats(0.0, 8.0),
+    top_k=st.sampled_from([0, 1, 7, NUM_CANDIDATES, NUM_CANDIDATES + 1, _VOCAB]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 1e-9]),
+    min_p=st.sampled_from([0.0, 1e-12, 0.05, 1.0]),
+    levels=st.sampled_from([4, 1000]),
+)
+def test_the_short_way_draws_what_its_plain_twin_draws(
+    seed: int, noise: float, spread: float, top_k: int, top_p: float, min_p: float, levels: int
+) -> None:
+    logits = (_logits(seed, spread=spread) * levels).round() / levels  # few levels: many ties
+    short, plain = _both(logits, noise, top_k, top_p, min_p)
+    assert short in (-1, plain)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.1), (50, 0.9, 0.1)]
+)
+def test_the_short_way_takes_the_usual_filters(top_k: int, top_p: float, min_p: float) -> None:
+    short, plain = _both(_logits(0, spread=6.0), 0.7, top_k, top_p, min_p)
+    assert short == plain
+
+
+@pytest.mark.parametrize(
+    ("spread", "top_k", "top_p"),
+    [(6.0, 0, 1.0), (6.0, NUM_CANDIDATES + 1, 1.0), (0.01, 0, 0.9), (0.0, 5, 0.9)],
+)
+def test_the_short_way_declines_what_may_keep_more_than_it_sees(
+    spread: float, top_k: int, top_p: float
+) -> None:
+    assert _both(_logits(0, spread=spread), 0.7, top_k, top_p, 0.0)[0] == -1
