@@ -1,4 +1,4 @@
-"""An entry of a registry: a candidate's name, and the module or bare record that says what it can do."""
+"""An entry of a registry: a name, and the module or bare record that says what it can do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .capability import Capability
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`module` (below runtime/, imported on first use) has a constant CAPABILITY; or there is only a `record`."""
+    """A `module` below runtime/ that has a CAPABILITY, imported on first use; or a `record`."""
 
     name: str
     module: str | None = None
@@ -24,7 +24,7 @@ class Candidate:
     def load(self) -> ModuleType:
         """The module with the implementation; only for what is built."""
         assert self.module is not None, f"{self.name} is recorded but not built in this version"
-        return import_module(f"...{self.module}", __name__)
+        return import_module(f"..{self.module}", __package__)
 
     @property
     def capability(self) -> Capability:

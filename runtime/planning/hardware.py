@@ -127,6 +127,11 @@ class Hardware:
         """Name of the first card, else of the processor."""
         return self.gpus[0].name if self.gpus else self.cpu.name
 
+    @property
+    def cores_usable(self) -> int:
+        """Logical cores after affinity and cgroup quota."""
+        return self.cpu.cores_usable
+
     def to_json(self) -> dict[str, Any]:  # Any: plain JSON
         """All facts, with the schema's version first."""
         return {"schema": SCHEMA, **to_json(self)}

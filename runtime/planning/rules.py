@@ -1,4 +1,4 @@
-"""The rules that refuse a candidate: small pure functions in one table, none of which knows another.
+"""The rules that refuse a candidate: small pure functions in one table; none knows another.
 
 A rule looks at one capability record and one `Situation` and answers with a refusal or None, so the
 order in the table decides nothing but the order of the sentences.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..config import ModelConfig
 from ..forward_mode import ForwardMode
 from .capability import Capability
+from .device import first_usable_gpu
 from .hardware import Hardware
 from .refusal import Refusal, RefusalKind
 
@@ -81,8 +82,8 @@ def _compute_capability(capability: Capability, situation: Situation) -> Refusal
         or (low, high) == (None, None)
     ):
         return None
-    gpu = situation.hardware.gpus[0]
-    found = gpu.compute_capability
+    gpu = first_usable_gpu(situation.hardware)
+    found = gpu.compute_capability if gpu is not None else None
     if found is not None and (low is None or found >= low) and (high is None or found <= high):
         return None
     wanted = " and ".join(
@@ -94,7 +95,8 @@ def _compute_capability(capability: Capability, situation: Situation) -> Refusal
     return _no(
         "compute_capability",
         "unavailable",
-        f"{capability.name} needs compute capability {wanted}; {gpu.name} has {has}",
+        f"{capability.name} needs compute capability {wanted}; "
+        f"{gpu.name if gpu is not None else 'the card'} has {has}",
         f"a GPU of compute capability {wanted}",
     )
 
@@ -128,7 +130,7 @@ def _isa(capability: Capability, situation: Situation) -> Refusal | None:
 
 def _dtype(capability: Capability, situation: Situation) -> Refusal | None:
     accepted = capability.dtypes_for(situation.device)
-    if situation.dtype in accepted:
+    if situation.device not in capability.devices or situation.dtype in accepted:
         return None
     return _no(
         "dtype",

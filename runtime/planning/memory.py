@@ -1,0 +1,123 @@
+"""What a plan takes of a device's memory: weights, activations, KV pool, and a reserve left alone.
+
+All are upper estimates made before anything is loaded, for the plain torch path, the hungriest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import ModelConfig
+from .device import first_usable_gpu
+from .hardware import Hardware
+from .plan import MemoryEstimate
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+MIB, GIB = 1 << 20, 1 << 30
+SCRATCH_PAGES = 1  # page 0 belongs to padding
+SAMPLER_BYTES = 40  # for each logit of a row: float32 logits, sorted copy with ids, float64 weights
+PROMPT_LOGPROB_ROWS = 512  # rows whose logits are held at once
+PADDING = 2  # decode rows are padded to at most twice their own length when pages are gathered
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Memory of the plan's device as probed. `limit_bytes` None: unknown, so nothing is refused."""
+
+    limit_bytes: int | None
+    origin: str
+    reserve_bytes: int
+
+
+def device_budget(hardware: Hardware, device: str) -> Budget:
+    """What is free now. The reserve is 5%: 512 MiB to 4 GiB on a CPU, at least 1 GiB on a card."""
+    if device == "cuda":
+        gpu = first_usable_gpu(hardware)
+        assert gpu is not None, "a plan for cuda has a usable card"
+        total, free, origin = gpu.total_bytes, gpu.free_bytes, f"memory of {gpu.name}"
+        least, most = GIB, (total or 0) // 20 + GIB
+    else:
+        memory = hardware.memory
+        total, free, origin = memory.total_bytes, memory.free_bytes, memory.origin
+        least, most = 512 * MIB, 4 * GIB
+    limit = free if free is not None else total
+    if limit is None:
+        return Budget(limit_bytes=None, origin="unknown", reserve_bytes=least)
+    reserve = min(max((total or limit) // 20, least), most)
+    words = f"free of {gigabytes(total)}, {origin}" if total is not None else origin
+    return Budget(limit_bytes=limit, origin=words, reserve_bytes=reserve)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """What a model takes with the values that are chosen; lengths are the variable."""
+
+    model: ModelConfig
+    itemsize: int  # bytes of a weight or activation
+    kv_itemsize: int
+    page_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """All weights in the plan's dtype."""
+        return self.model.num_parameters * self.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """One page over all layers."""
+        return self.page_size * self.model.kv_bytes_per_token(self.kv_itemsize)
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages of a pool that holds so many tokens of one request, the scratch page included."""
+        return -(-num_tokens // self.page_size) + SCRATCH_PAGES
+
+    def activation_bytes(self, max_model_len: int, num_pages: int) -> int:
+        """The larger of loading the largest tensor and of the largest step."""
+        model = self.model
+        loading = 2 * model.vocab_size * model.hidden_size * 4
+        return max(loading, self._step_bytes(max_model_len) + self.gathered_bytes(num_pages))
+
+    def gathered_bytes(self, num_pages: int) -> int:
+        """Keys and values of one layer, copied out of their pages."""
+        return PADDING * num_pages * self.page_bytes // max(1, self.model.num_layers)
+
+    def _step_bytes(self, max_model_len: int) -> int:
+        model, tokens = self.model, self.max_num_batched_tokens
+        heads = 2 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        hidden = tokens * (4 * model.hidden_size + heads + 3 * model.intermediate_size)
+        masks = tokens * max_model_len * (1 + model.group_size)
+        logprobs = 8 * min(tokens, PROMPT_LOGPROB_ROWS)
+        logits = model.vocab_size * max(SAMPLER_BYTES * self.max_num_seqs, logprobs)
+        return (hidden + masks) * self.itemsize + logits
+
+    def fixed_bytes(self, max_model_len: int) -> int:
+        """Weights and activations before any page is counted."""
+        return self.weights_bytes + self.activation_bytes(max_model_len, 0)
+
+    def pages_within(self, num_bytes: int) -> int:
+        """Pages that fit into so many bytes, with what gathering them takes."""
+        gathered = PADDING * self.page_bytes // max(1, self.model.num_layers)
+        return max(0, num_bytes) // (self.page_bytes + gathered)
+
+    def estimate(self, max_model_len: int, num_pages: int, budget: Budget) -> MemoryEstimate:
+        """All parts and their sum against the budget."""
+        kv_bytes = num_pages * self.page_bytes
+        activations = self.activation_bytes(max_model_len, num_pages)
+        return MemoryEstimate(
+            weights_bytes=self.weights_bytes,
+            kv_bytes=kv_bytes,
+            activation_bytes=activations,
+            reserve_bytes=budget.reserve_bytes,
+            total_bytes=self.weights_bytes + kv_bytes + activations + budget.reserve_bytes,
+            limit_bytes=budget.limit_bytes,
+            limit_origin=budget.origin,
+        )
+
+
+def gigabytes(num_bytes: int | None) -> str:
+    """For sentences: "1.50 GiB", "96 MiB", "unknown"."""
+    if num_bytes is None:
+        return "unknown"
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.0f} MiB"

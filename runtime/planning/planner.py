@@ -1,0 +1,142 @@
+"""From facts, a model and wishes to one plan: a pure function that loads nothing."""
+
+from __future__ import annotations
+
+from ..config import EngineConfig, ModelConfig
+from ..forward_mode import ForwardMode
+from .device import first_usable_gpu, why_not_device
+from .dtypes import dtype_notes
+from .explanation import no_plan, refuse_unknown_names, rejections
+from .hardware import Hardware
+from .memory import device_budget
+from .plan import ExecutionPlan, Origin
+from .rules import Situation
+from .selection import WISHES, Selection, select
+from .sizes import Sizes, choose_sizes
+
+
+def plan(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> ExecutionPlan:
+    """The best plan that honours every explicit wish.
+
+    PlanError carries the refusals where a wish cannot be met or the model cannot fit.
+    """
+    refuse_unknown_names(config)
+    selection = select(hardware, model, config)
+    if selection is None:
+        raise no_plan(hardware, model, config)
+    situation = selection.situation
+    sizes = choose_sizes(
+        model,
+        config,
+        situation.device,
+        (situation.dtype, situation.kv_dtype),
+        situation.page_size,
+        device_budget(hardware, situation.device),
+    )
+    return _plan(hardware, model, config, selection, sizes)
+
+
+def _plan(
+    hardware: Hardware,
+    model: ModelConfig,
+    config: EngineConfig,
+    selection: Selection,
+    sizes: Sizes,
+) -> ExecutionPlan:
+    situation = selection.situation
+    return ExecutionPlan(
+        hardware=hardware.name,
+        software=hardware.software,
+        model=describe_model(model),
+        device=situation.device,
+        device_name=_device_name(hardware, situation.device),
+        dtype=situation.dtype,
+        kv_dtype=situation.kv_dtype,
+        page_size=situation.page_size,
+        linear_method=selection.linear_method,
+        paths=selection.paths,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_waiting=sizes.max_waiting,
+        num_pages=sizes.num_pages,
+        kv_bytes=sizes.memory.kv_bytes,
+        prefix_cache=config.prefix_cache,
+        memory=sizes.memory,
+        num_threads=hardware.cpu.cores_usable,
+        rejected=tuple(rejections(hardware, model, config, selection)),
+        origins=_origins(model, config, situation) | sizes.origins,
+        notes=tuple(_notes(hardware, model, config, selection) + sizes.notes),
+    )
+
+
+def describe_model(model: ModelConfig) -> str:
+    """One line that tells models apart: architecture, shape, stored type."""
+    return (
+        f"{model.architecture}, {model.num_layers} layers of {model.hidden_size}, "
+        f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}, "
+        f"vocabulary {model.vocab_size}, stored as {model.stored_dtype}"
+    )
+
+
+def _device_name(hardware: Hardware, device: str) -> str:
+    gpu = first_usable_gpu(hardware) if device == "cuda" else None
+    return gpu.name if gpu is not None else hardware.cpu.name
+
+
+def _origins(model: ModelConfig, config: EngineConfig, situation: Situation) -> dict[str, Origin]:
+    """Who asked for each value that is no size; a named one is the user's."""
+    decided: dict[str, Origin] = {
+        "device": "hardware",
+        "dtype": "model" if situation.dtype == model.stored_dtype else "hardware",
+        "kv_dtype": "default",
+        "page_size": "default",
+        "linear_method": "default",
+    }
+    origins: dict[str, Origin] = {
+        name: origin if getattr(config, name) in ("auto", None) else "user"
+        for name, origin in decided.items()
+    }
+    for name in WISHES.values():
+        if name != "linear_method":
+            origins[name] = "hardware" if getattr(config, name) == "auto" else "user"
+    origins["prefix_cache"] = "default" if config.prefix_cache else "user"
+    origins["num_threads"] = "hardware"
+    return origins
+
+
+def _notes(
+    hardware: Hardware, model: ModelConfig, config: EngineConfig, selection: Selection
+) -> list[str]:
+    device, dtype = selection.situation.device, selection.situation.dtype
+    notes = []
+    if config.device == "auto" and device == "cpu" and hardware.gpus:
+        reasons = "; ".join(refusal.sentence for refusal in why_not_device(hardware, "cuda"))
+        notes.append(
+            f"warning: a GPU is here but cannot be used, so this runs on the CPU: {reasons}"
+        )
+    notes += _changed_dtype(hardware, model, config, selection)
+    notes += dtype_notes(hardware, model, config, device, dtype)
+    notes += _partial_wishes(config, selection)
+    return notes
+
+
+def _changed_dtype(
+    hardware: Hardware, model: ModelConfig, config: EngineConfig, selection: Selection
+) -> list[str]:
+    dtype = selection.situation.dtype
+    refused = [r for r in rejections(hardware, model, config, selection) if r.kind == "dtype"]
+    return [f"{dtype} instead of {r.candidate}: {r.refusals[0].sentence}" for r in refused]
+
+
+def _partial_wishes(config: EngineConfig, selection: Selection) -> list[str]:
+    """A named candidate that does not claim every mode runs beside others."""
+    notes = []
+    for name in ("runner", "attention_backend", "ops"):
+        wish = getattr(config, name)
+        others: list[ForwardMode] = [
+            mode for mode, path in selection.paths.items() if getattr(path, name) != wish
+        ]
+        if wish != "auto" and others:
+            notes.append(f"{wish} does not run {', '.join(others)} batches: others run those")
+    return notes

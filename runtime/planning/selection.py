@@ -1,0 +1,185 @@
+"""The choice itself: of all combinations that every rule accepts, the one that ranks best.
+
+Ranks are places in the registries' tuples, so nothing depends on the order in which rules run. A
+path's cost is the sum of its three ranks; values that all modes share are compared in the order
+device, dtype, KV dtype, then the cost of all paths and the linear method, then page size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ..attention import registry as attention
+from ..config import EngineConfig, ModelConfig
+from ..forward_mode import ForwardMode
+from ..linear import registry as linear
+from ..ops import registry as ops
+from ..runners import registry as runners
+from .candidate import Candidate, find
+from .capability import STEP_MODES, CandidateKind, Capability
+from .device import DEVICES, why_not_device
+from .dtypes import dtype_candidates, why_not_dtype
+from .hardware import Hardware
+from .plan import ExecutionPath
+from .refusal import Refusal
+from .rules import Situation, why_not
+
+REGISTRIES: dict[CandidateKind, tuple[Candidate, ...]] = {
+    "runner": runners.CANDIDATES,
+    "attention": attention.CANDIDATES,
+    "ops": ops.CANDIDATES,
+    "linear": linear.CANDIDATES,
+}
+WISHES: dict[CandidateKind, str] = {
+    "runner": "runner",
+    "attention": "attention_backend",
+    "ops": "ops",
+    "linear": "linear_method",
+}
+"""Field of EngineConfig that names a candidate of each kind."""
+
+PATH_KINDS: tuple[CandidateKind, ...] = ("runner", "attention", "ops")
+PAGE_SIZES = (16, 32, 64, 128, 256)
+"""Tokens a page that "auto" tries, best first: 16 wastes least and is legal almost everywhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Chosen candidates and the values they share."""
+
+    situation: Situation
+    linear_method: str
+    paths: dict[ForwardMode, ExecutionPath]
+
+
+def select(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Selection | None:
+    """The best selection that every rule accepts, or None."""
+    for device, dtype in _devices_and_dtypes(hardware, model, config):
+        if why_not_device(hardware, device) or why_not_dtype(hardware, device, dtype):
+            continue
+        ranked = [
+            (cost, place, selection)
+            for place, page_size in enumerate(_page_sizes(config))
+            if (found := _select_at(hardware, model, config, device, dtype, page_size)) is not None
+            for cost, selection in [found]
+        ]
+        if ranked:
+            return min(ranked, key=lambda item: item[:2])[2]
+    return None
+
+
+def first_situation(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Situation:
+    """The situation that would have been liked best, for explaining why nothing was found."""
+    pairs = _devices_and_dtypes(hardware, model, config)
+    usable = [pair for pair in pairs if not why_not_device(hardware, pair[0])]
+    device, dtype = (usable or pairs)[0]
+    return _situation(hardware, model, config, device, dtype, _page_sizes(config)[0])
+
+
+def allowed(kind: CandidateKind, config: EngineConfig, mode: ForwardMode | None) -> list[Candidate]:
+    """Candidates to consider: the named one alone, in the modes that it claims, else all."""
+    wish = getattr(config, WISHES[kind])
+    if wish == "auto":
+        return list(REGISTRIES[kind])
+    named = find(REGISTRIES[kind], wish)
+    claims = mode is None or mode in named.capability.modes
+    return [named] if claims else list(REGISTRIES[kind])
+
+
+def why_not_together(runner: Capability, backend: Capability) -> Refusal | None:
+    """Why a runner cannot launch an attention backend."""
+    if not runner.captures_attention or backend.graph_support != "never":
+        return None
+    return Refusal(
+        rule="graph_support",
+        kind="unavailable",
+        sentence=f"{runner.name} captures attention, which {backend.name} does not allow",
+        lift="another attention backend, or a runner that captures piecewise",
+    )
+
+
+def _devices_and_dtypes(
+    hardware: Hardware, model: ModelConfig, config: EngineConfig
+) -> list[tuple[str, str]]:
+    devices: Sequence[str] = DEVICES if config.device == "auto" else (config.device,)
+    return [(device, t) for device in devices for t in dtype_candidates(model, config, device)]
+
+
+def _page_sizes(config: EngineConfig) -> tuple[int, ...]:
+    return PAGE_SIZES if config.page_size is None else (config.page_size,)
+
+
+def _situation(
+    hardware: Hardware,
+    model: ModelConfig,
+    config: EngineConfig,
+    device: str,
+    dtype: str,
+    page_size: int,
+) -> Situation:
+    return Situation(
+        hardware=hardware,
+        model=model,
+        device=device,
+        dtype=dtype,
+        kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
+        page_size=page_size,
+    )
+
+
+def _select_at(
+    hardware: Hardware,
+    model: ModelConfig,
+    config: EngineConfig,
+    device: str,
+    dtype: str,
+    page_size: int,
+) -> tuple[int, Selection] | None:
+    """(cost, selection) at fixed shared values."""
+    situation = _situation(hardware, model, config, device, dtype, page_size)
+    methods = [
+        (_rank("linear", c), c.name)
+        for c in allowed("linear", config, None)
+        if not why_not(c.capability, situation)
+    ]
+    found = [_best_path(replace(situation, mode=mode), config) for mode in STEP_MODES]
+    paths = [path for path in found if path is not None]
+    if not methods or len(paths) < len(found):
+        return None
+    rank, method = min(methods)
+    return rank + sum(cost for cost, _ in paths), Selection(
+        situation=situation,
+        linear_method=method,
+        paths={path.mode: path for _, path in paths},
+    )
+
+
+def _best_path(situation: Situation, config: EngineConfig) -> tuple[int, ExecutionPath] | None:
+    assert situation.mode is not None, "a path belongs to a mode"
+    fitting = [
+        [c for c in allowed(kind, config, situation.mode) if not why_not(c.capability, situation)]
+        for kind in PATH_KINDS
+    ]
+    found = [
+        (
+            _rank("runner", runner) + _rank("attention", backend) + _rank("ops", table),
+            runner,
+            backend,
+            table,
+        )
+        for runner, backend, table in product(*fitting)
+        if why_not_together(runner.capability, backend.capability) is None
+    ]
+    if not found:
+        return None
+    cost, runner, backend, table = min(found, key=lambda item: item[0])
+    path = ExecutionPath(
+        mode=situation.mode, runner=runner.name, attention_backend=backend.name, ops=table.name
+    )
+    return cost, path
+
+
+def _rank(kind: CandidateKind, candidate: Candidate) -> int:
+    return REGISTRIES[kind].index(candidate)

@@ -1,0 +1,257 @@
+"""How long, how many and how large: context, batch and KV pool, within what the memory leaves.
+
+The KV pool, unless `--kv-bytes` gives it: on a CPU, tokens for `max_num_seqs` requests of 1,024
+tokens and at least one of the whole context; on a card, all it may take. At most `memory_share`
+(0.5 on a CPU, 0.9 on a card) of what weights, activations and reserve leave; only the least a plan
+must hold may go beyond the default share. The pool's memory is touched as pages are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ..config import EngineConfig, ModelConfig
+from ..errors import PlanError
+from .memory import ITEMSIZE, SCRATCH_PAGES, Budget, Demand, gigabytes
+from .plan import MemoryEstimate, Origin
+from .refusal import Refusal
+
+DEFAULTS = {
+    "cpu": {"max_num_seqs": 32, "max_num_batched_tokens": 512, "memory_share": 0.5},
+    "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "memory_share": 0.9},
+}
+MAX_WAITING = 256
+USEFUL_LEN = 1024  # tokens of a request that the default pool on a CPU counts with
+LEAST_LEN = 512  # tokens; a plan that cannot hold this much context is refused, unless asked for
+
+
+@dataclass(slots=True)
+class Sizes:
+    """The sizes of a plan, with the origin of each and sentences for its notes."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_waiting: int
+    num_pages: int
+    memory: MemoryEstimate
+    origins: dict[str, Origin] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Everything the size rules look at."""
+
+    model: ModelConfig
+    config: EngineConfig
+    device: str
+    demand: Demand
+    budget: Budget
+
+    @property
+    def wished_len(self) -> int:
+        """Context that was asked for, or the model's own."""
+        return self.config.max_model_len or self.model.max_position
+
+    @property
+    def least_len(self) -> int:
+        """Context without which there is no plan."""
+        if self.config.max_model_len is not None:
+            return self.config.max_model_len
+        return 1 if self.config.kv_bytes is not None else min(LEAST_LEN, self.model.max_position)
+
+    @property
+    def share(self) -> float:
+        """Part of the memory left that the pool may take."""
+        default = DEFAULTS[self.device]["memory_share"]
+        return default if self.config.memory_share is None else self.config.memory_share
+
+
+def choose_sizes(
+    model: ModelConfig,
+    config: EngineConfig,
+    device: str,
+    dtypes: tuple[str, str],
+    page_size: int,
+    budget: Budget,
+) -> Sizes:
+    """Sizes within the budget; PlanError with the numbers where none are. `dtypes`: weights, KV."""
+    notes: list[str] = []
+    num_seqs, num_tokens = _batch(config, device, notes)
+    demand = Demand(
+        model=model,
+        itemsize=ITEMSIZE[dtypes[0]],
+        kv_itemsize=ITEMSIZE[dtypes[1]],
+        page_size=page_size,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+    )
+    question = Question(model=model, config=config, device=device, demand=demand, budget=budget)
+    _refuse_longer_than_model(question)
+    max_model_len, num_pages = _given_pool(question) if config.kv_bytes else _own_pool(question)
+    estimate = demand.estimate(max_model_len, num_pages, budget)
+    _refuse_over_limit(question, estimate)
+    sizes = Sizes(
+        max_model_len=max_model_len,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+        max_waiting=config.max_waiting or MAX_WAITING,
+        num_pages=num_pages,
+        memory=estimate,
+        notes=notes,
+    )
+    _explain(question, sizes)
+    return sizes
+
+
+def _batch(config: EngineConfig, device: str, notes: list[str]) -> tuple[int, int]:
+    """(requests at once, tokens a step): every running request needs at least one token a step."""
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    if seqs is not None and tokens is not None and tokens < seqs:
+        raise _error(
+            "sizes.batch",
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}; every running "
+            "request needs one token of each step",
+            f"--max-num-batched-tokens {seqs} or more, or --max-num-seqs {tokens} or fewer",
+        )
+    default_seqs = int(DEFAULTS[device]["max_num_seqs"])
+    default_tokens = int(DEFAULTS[device]["max_num_batched_tokens"])
+    if tokens is not None and seqs is None and tokens < default_seqs:
+        notes.append(f"max_num_seqs is {tokens}: a step has no more tokens than that")
+    if seqs is not None and tokens is None and seqs > default_tokens:
+        notes.append(f"max_num_batched_tokens is {seqs}: one for each running request")
+    return (
+        seqs or min(default_seqs, tokens or default_seqs),
+        tokens or max(default_tokens, seqs or 0),
+    )
+
+
+def _refuse_longer_than_model(question: Question) -> None:
+    wished, most = question.wished_len, question.model.max_position
+    if wished > most:
+        raise _error(
+            "sizes.max_model_len",
+            f"--max-model-len {wished} is more than the {most} tokens this model was made for",
+            f"--max-model-len {most} or less",
+        )
+
+
+def _given_pool(question: Question) -> tuple[int, int]:
+    """(context, pages) of a pool of `--kv-bytes`."""
+    demand, given = question.demand, question.config.kv_bytes
+    assert given is not None, "the pool is given"
+    num_pages, needed = given // demand.page_bytes, demand.pages_for(question.least_len)
+    if num_pages < needed:
+        raise _error(
+            "sizes.kv_bytes",
+            f"--kv-bytes {given} holds {num_pages} pages of {demand.page_bytes} bytes "
+            f"({demand.page_size} tokens); {question.least_len} tokens need {needed} with the "
+            "scratch page",
+            f"--kv-bytes {needed * demand.page_bytes} or more",
+        )
+    usable = (num_pages - SCRATCH_PAGES) * demand.page_size
+    return min(question.wished_len, usable), num_pages
+
+
+def _own_pool(question: Question) -> tuple[int, int]:
+    """(context, pages) that the rule at the top of this file gives."""
+    demand = question.demand
+    max_model_len = _longest(question)
+    num_pages = _pages_allowed(question, max_model_len)
+    if question.device == "cpu":
+        tokens = max(demand.max_num_seqs * USEFUL_LEN, max_model_len)
+        num_pages = min(num_pages, demand.pages_for(tokens))
+    return max_model_len, max(num_pages, demand.pages_for(question.least_len))
+
+
+def _longest(question: Question) -> int:
+    """The longest context up to the wished one whose pages are allowed; at least the least."""
+    low, high = question.least_len, question.wished_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _pages_allowed(question, middle) >= question.demand.pages_for(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _pages_allowed(question: Question, max_model_len: int) -> int:
+    """Pages within the share of what a context of that length leaves."""
+    demand, budget = question.demand, question.budget
+    if budget.limit_bytes is None:
+        return demand.pages_for(max(demand.max_num_seqs * USEFUL_LEN, max_model_len))
+    left = budget.limit_bytes - budget.reserve_bytes - demand.fixed_bytes(max_model_len)
+    return demand.pages_within(int(question.share * left))
+
+
+def _refuse_over_limit(question: Question, estimate: MemoryEstimate) -> None:
+    limit = estimate.limit_bytes
+    if limit is None or estimate.total_bytes <= limit:
+        return
+    raise _error(
+        "memory",
+        f"the model does not fit: weights {gigabytes(estimate.weights_bytes)}, KV pool "
+        f"{gigabytes(estimate.kv_bytes)}, activations {gigabytes(estimate.activation_bytes)} and "
+        f"reserve {gigabytes(estimate.reserve_bytes)} are {gigabytes(estimate.total_bytes)}; "
+        f"there are {gigabytes(limit)} ({estimate.limit_origin})",
+        _what_would_fit(question, estimate),
+    )
+
+
+def _what_would_fit(question: Question, estimate: MemoryEstimate) -> str:
+    """Smaller wishes that fit, each checked; else how much memory is needed."""
+    lifts = []
+    if _fits(question, question.demand, LEAST_LEN) and question.config.max_model_len is not None:
+        loose = replace(
+            question, config=replace(question.config, max_model_len=None, kv_bytes=None)
+        )
+        lifts.append(f"--max-model-len {_longest(loose)}")
+    elif _fits(question, question.demand, LEAST_LEN) and question.config.kv_bytes is not None:
+        lifts.append("a smaller --kv-bytes, or none")
+    half = replace(question.demand, itemsize=2, kv_itemsize=2)
+    if not lifts and question.demand.itemsize > 2 and _fits(question, half, LEAST_LEN):
+        lifts.append(f"--dtype bfloat16 (weights {gigabytes(half.weights_bytes)})")
+    lifts.append(f"{gigabytes(estimate.total_bytes)} of free memory")
+    return ", or ".join(lifts)
+
+
+def _fits(question: Question, demand: Demand, num_tokens: int) -> bool:
+    num_tokens = min(num_tokens, question.model.max_position)
+    estimate = demand.estimate(num_tokens, demand.pages_for(num_tokens), question.budget)
+    return estimate.limit_bytes is None or estimate.total_bytes <= estimate.limit_bytes
+
+
+def _explain(question: Question, sizes: Sizes) -> None:
+    """Fill origins, and notes for what was cut."""
+    config = question.config
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting"):
+        sizes.origins[name] = "default" if getattr(config, name) is None else "user"
+    sizes.origins["kv_bytes"] = sizes.origins["num_pages"] = _pool_origin(question, sizes)
+    if config.max_model_len is not None:
+        sizes.origins["max_model_len"] = "user"
+    elif sizes.max_model_len == question.model.max_position:
+        sizes.origins["max_model_len"] = "model"
+    else:
+        sizes.origins["max_model_len"] = sizes.origins["kv_bytes"]
+        sizes.notes.append(
+            f"max_model_len is cut from the model's {question.model.max_position} to "
+            f"{sizes.max_model_len} tokens: the KV pool of {gigabytes(sizes.memory.kv_bytes)} "
+            "holds no more"
+        )
+    if question.budget.limit_bytes is None:
+        sizes.notes.append("memory of this device is unknown: nothing was checked against it")
+
+
+def _pool_origin(question: Question, sizes: Sizes) -> Origin:
+    """The user where the pool or its share was given; the default tokens, or what memory left."""
+    if question.config.kv_bytes is not None or question.config.memory_share is not None:
+        return "user"
+    is_default = sizes.num_pages >= question.demand.pages_for(sizes.max_num_seqs * USEFUL_LEN)
+    return "default" if question.device == "cpu" and is_default else "hardware"
+
+
+def _error(rule: str, sentence: str, lift: str) -> PlanError:
+    refusal = Refusal(rule=rule, kind="unavailable", sentence=sentence, lift=lift)
+    return PlanError(f"{sentence}. What would work: {lift}.", [refusal], lift)
