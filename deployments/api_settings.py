@@ -1,0 +1,36 @@
+"""Limits of the HTTP API that an operator may turn; the defaults suit one machine on loopback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..runtime.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiSettings:
+    """What the API accepts at most, and to whom it answers. docs/api.md explains each."""
+
+    max_body_bytes: int = (
+        4 * 1024 * 1024
+    )  # larger request bodies are answered 413 before they are read
+    max_choices: int = 128  # n
+    max_stop_strings: int = 16
+    max_stop_chars: int = 512  # of one stop string
+    max_stop_token_ids: int = 256
+    max_logit_bias: int = 1024  # entries
+    max_chat_logprobs: int = 20  # top_logprobs of a chat
+    max_completion_logprobs: int = 5  # logprobs of a completion
+    cors_origins: tuple[str, ...] = ()  # empty: no cross-origin headers at all; "*" for any
+    headers_after_s: float = 0.5  # a stream whose first token takes longer sends its headers then
+    cancel_grace_s: float = (
+        0.5  # wait this long for the step counts of an answer that a stop string ended
+    )
+    stats_timeout_s: float = 5.0  # for one worker's answer to /health, /metrics and /v1/paths
+    heartbeat_limit_s: float = 60.0  # a step loop with work that is silent for longer is unhealthy
+    tokenizer_threads: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_choices", "max_stop_strings", "tokenizer_threads"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -1,0 +1,152 @@
+"""Prometheus text: all workers' counters, the same from any gateway, and our own histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+WORKER_GAUGES = (  # key in stats(), metric name after polypath_worker_, help
+    ("running", "running", "Requests in the running batch"),
+    ("waiting", "waiting", "Requests in the worker's queue"),
+    ("kv_pages_total", "kv_pages", "Pages of the KV pool"),
+    ("kv_pages_used", "kv_pages_used", "Pages that hold a request's or a shared prefix's tokens"),
+    ("heartbeat_age_s", "heartbeat_age_seconds", "Since the step loop last gave a sign of life"),
+    ("queue_time_s", "queue_time_seconds", "Estimated wait of a new request"),
+)
+WORKER_COUNTERS = (
+    ("prompt_tokens_total", "prompt_tokens", "Prompt tokens, computed or from the prefix cache"),
+    ("generation_tokens_total", "generation_tokens", "Tokens generated"),
+    ("prefix_cached_tokens_total", "prefix_cached_tokens", "Prompt tokens from the prefix cache"),
+    ("preemptions_total", "preemptions", "Requests sent back to the queue because pages ran out"),
+    ("step_seconds_total", "step_seconds", "Seconds spent in engine steps"),
+    ("step_failures_total", "step_failures", "Engine steps that failed"),
+)
+
+
+class GatewayMetrics:
+    """What this gateway measured itself. Durations are seconds of the monotonic clock."""
+
+    def __init__(self, gateway_id: str) -> None:
+        self.registry = CollectorRegistry()
+        self._gateway = gateway_id
+        self._queue = self._histogram("queue", "From arrival to the hand-over to a worker")
+        self._first_token = self._histogram("first_token", "From arrival to the first token")
+        self._inter_token = self._histogram(
+            "inter_token", "Between two steps' tokens of one answer"
+        )
+        self._whole = self._histogram("request", "From arrival to the end of the answer")
+        self._responses = Counter(
+            "polypath_gateway_responses",
+            "HTTP responses by route and status",
+            ("gateway", "route", "status"),
+            registry=self.registry,
+        )
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(
+            f"polypath_gateway_{name}_seconds",
+            text,
+            ("gateway", "model"),
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def observe_queue(self, model: str, seconds: float) -> None:
+        """A request was handed to a worker."""
+        self._queue.labels(self._gateway, model).observe(seconds)
+
+    def observe_first_token(self, model: str, seconds: float) -> None:
+        """An answer's first tokens came."""
+        self._first_token.labels(self._gateway, model).observe(seconds)
+
+    def observe_inter_token(self, model: str, seconds: float) -> None:
+        """An answer's next tokens came."""
+        self._inter_token.labels(self._gateway, model).observe(seconds)
+
+    def observe_request(self, model: str, seconds: float) -> None:
+        """A request ended, well or not."""
+        self._whole.labels(self._gateway, model).observe(seconds)
+
+    def count_response(self, route: str, status: int) -> None:
+        """An HTTP response began."""
+        self._responses.labels(self._gateway, route, str(status)).inc()
+
+    def render(self, workers: Iterable[WorkerStats]) -> bytes:
+        """The text of /metrics: the workers' part first."""
+        registry = CollectorRegistry()
+        registry.register(_WorkerCollector(list(workers)))
+        return generate_latest(registry) + generate_latest(self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One worker's stats for rendering; `stats` is None when it did not answer."""
+
+    worker: str
+    model: str
+    device: str
+    path: str
+    stats: Mapping[str, Any] | None  # JSON
+
+
+class _WorkerCollector:
+    def __init__(self, workers: list[WorkerStats]) -> None:
+        self._workers = workers
+        self._answered = [
+            ((item.worker, item.model), item.stats) for item in workers if item.stats is not None
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._up()
+        labels = ("worker", "model")
+        for key, name, text in WORKER_GAUGES:
+            gauge = GaugeMetricFamily(f"polypath_worker_{name}", text, labels=labels)
+            yield self._filled(gauge, key)
+        for key, name, text in WORKER_COUNTERS:
+            counter = CounterMetricFamily(f"polypath_worker_{name}", text, labels=labels)
+            yield self._filled(counter, key)
+        yield self._requests()
+        yield self._steps()
+
+    def _up(self) -> Metric:
+        labels = ("worker", "model", "device", "path")
+        metric = GaugeMetricFamily("polypath_worker_up", "1 if the worker answered", labels=labels)
+        for item in self._workers:
+            names = (item.worker, item.model, item.device, item.path)
+            metric.add_metric(names, 0.0 if item.stats is None else 1.0)
+        return metric
+
+    def _filled(self, metric: GaugeMetricFamily | CounterMetricFamily, key: str) -> Metric:
+        for labels, stats in self._answered:
+            if key in stats:
+                metric.add_metric(labels, float(stats[key]))
+        return metric
+
+    def _requests(self) -> Metric:
+        metric = CounterMetricFamily(
+            "polypath_worker_requests",
+            "Requests that ended, by reason",
+            labels=("worker", "model", "finish_reason"),
+        )
+        for labels, stats in self._answered:
+            for reason, count in stats.get("requests_total", {}).items():
+                metric.add_metric((*labels, str(reason)), float(count))
+        return metric
+
+    def _steps(self) -> Metric:
+        metric = CounterMetricFamily(
+            "polypath_worker_steps",
+            "Forward passes by mode, runner and reason",
+            labels=("worker", "model", "mode", "runner", "reason"),
+        )
+        for labels, stats in self._answered:
+            for step in stats.get("steps", ()):
+                names = (*labels, step["mode"], step["runner"], step["reason"])
+                metric.add_metric(names, float(step["count"]))
+        return metric

@@ -1,0 +1,192 @@
+"""`POST /v1/chat/completions` and `POST /v1/completions`."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ..runtime.errors import RequestError
+from ..runtime.request import Request
+from .answer import Answer
+from .answer_format import AnswerHead
+from .chat_format import ChatFormat
+from .completion_format import CompletionFormat
+from .gateway import Gateway, ServedModel
+from .generation import Generation
+from .json_body import json_type, read_json
+from .messages import Conversation, read_messages
+from .prompts import Prompt
+from .sampling import AnswerRules, answer_rules, check_context
+from .schema import GenerationBody, found_value, parse
+from .schema_chat import ChatBody
+from .schema_completion import CompletionBody
+from .schema_refused import TOOLS_WHY
+from .stream import GenerationResponse
+
+logger = logging.getLogger("polypath.http")
+
+
+def generation_routes(gateway: Gateway) -> APIRouter:
+    """The two endpoints that make text."""
+    router = APIRouter()
+    router.add_api_route("/v1/chat/completions", _Chat(gateway).answer, methods=["POST"])
+    router.add_api_route("/v1/completions", _Completion(gateway).answer, methods=["POST"])
+    return router
+
+
+class _Chat:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._warned: set[str] = (
+            set()
+        )  # models whose template drops tool calls, said once in the log
+
+    async def answer(self, request: HttpRequest) -> Response:
+        arrived_s = time.monotonic()
+        gateway = self._gateway
+        body = parse(ChatBody, await read_json(request, gateway.settings.max_body_bytes))
+        model = gateway.find_model(body.model)
+        gateway.require_workers(model)
+        check_tools(body)
+        rules = answer_rules(body, model.vocab_size, gateway.settings)
+        conversation = read_chat_messages(model, body.messages)
+        prompt = await model.prompts.read_chat(
+            conversation,
+            add_generation_prompt=body.add_generation_prompt,
+            template_kwargs=body.chat_template_kwargs,
+            max_model_len=model.max_model_len,
+        )
+        max_tokens = rules.sampling.max_tokens
+        check_context(len(prompt.ids), max_tokens, model.max_model_len, "messages")
+        generation = start(gateway, model, [prompt], rules, body, arrived_s)
+        head = AnswerHead(
+            "chatcmpl",
+            generation,
+            model.prompts.tokenizer,
+            stream_options=body.stream_options,
+            warnings=self._warnings(model, conversation),
+        )
+        form = ChatFormat(head, has_logprobs=body.logprobs)
+        return GenerationResponse(generation, head, form, is_stream=body.stream)
+
+    def _warnings(self, model: ServedModel, conversation: Conversation) -> list[str]:
+        template = model.prompts.chat_template
+        if not conversation.has_tool_calls or template is None or template.supports_tools:
+            return []
+        warning = (
+            f"the chat template of {model.name} knows no tools: "
+            "tool calls are left out of the prompt"
+        )
+        if model.name not in self._warned:
+            self._warned.add(model.name)
+            logger.warning("%s", warning)
+        return [warning]
+
+
+class _Completion:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def answer(self, request: HttpRequest) -> Response:
+        arrived_s = time.monotonic()
+        gateway = self._gateway
+        body = parse(CompletionBody, await read_json(request, gateway.settings.max_body_bytes))
+        model = gateway.find_model(body.model)
+        gateway.require_workers(model)
+        if body.best_of is not None and body.best_of != body.n:
+            raise RequestError(
+                f"best_of is {body.best_of} and n is {body.n}; answers are not ranked, "
+                "so best_of must equal n or be left out",
+                "best_of",
+            )
+        rules = answer_rules(body, model.vocab_size, gateway.settings)
+        prompts = await model.prompts.read_prompts(
+            body.prompt,
+            add_special_tokens=body.add_special_tokens,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            needs_text=body.echo,
+        )
+        for number, prompt in enumerate(prompts):
+            param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
+            check_context(len(prompt.ids), rules.sampling.max_tokens, model.max_model_len, param)
+        generation = start(gateway, model, prompts, rules, body, arrived_s)
+        options = body.stream_options
+        head = AnswerHead("cmpl", generation, model.prompts.tokenizer, stream_options=options)
+        has_logprobs = body.logprobs is not None
+        form = CompletionFormat(head, has_logprobs=has_logprobs, has_echo=body.echo)
+        return GenerationResponse(generation, head, form, is_stream=body.stream)
+
+
+def start(
+    gateway: Gateway,
+    model: ServedModel,
+    prompts: list[Prompt],
+    rules: AnswerRules,
+    body: GenerationBody,
+    arrived_s: float,
+) -> Generation:
+    """The engine requests of one API request. Raises `RequestError` when no worker holds them."""
+    num_answers = len(prompts) * rules.num_choices
+    if num_answers > model.capacity:
+        raise RequestError(
+            f"{len(prompts)} prompts with n {rules.num_choices} are {num_answers} answers at once; "
+            f"a worker holds {model.capacity}. Split the request.",
+            "n" if len(prompts) == 1 else "prompt",
+        )
+    answers: list[Answer] = []
+    name = secrets.token_hex(8)
+    for number, prompt in enumerate(prompts):
+        for choice in range(rules.num_choices):
+            engine_request = Request(
+                id=f"{name}-{len(answers)}",
+                prompt_ids=prompt.ids,
+                sampling=rules.of(number, choice),
+                priority=body.priority,
+            )
+            answers.append(
+                Answer(len(answers), prompt, engine_request, rules, model.prompts.tokenizer)
+            )
+    return Generation(gateway, model, answers, arrived_s=arrived_s)
+
+
+def read_chat_messages(model: ServedModel, messages: list[object]) -> Conversation:
+    """Messages for this model's template. Raises `RequestError` when it has none."""
+    if model.prompts.chat_template is None:
+        raise RequestError(
+            f"{model.name} has no chat template, so it cannot chat; send a prompt to "
+            "/v1/completions, or have the operator start it with --chat-template FILE",
+            "messages",
+            "no_chat_template",
+        )
+    return read_messages(messages, wants_parts=model.prompts.chat_template.wants_parts)
+
+
+def check_tools(body: ChatBody) -> None:
+    """Tools are not built: an empty list, or the choice to use none, can be honoured."""
+    choice = body.tool_choice
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise RequestError(
+            f"tool_choice is {found_value(choice)}; "
+            "it must be 'none', 'auto', 'required' or an object",
+            "tool_choice",
+        )
+    if choice == "required" or isinstance(choice, dict):
+        found = "'required'" if choice == "required" else json_type(choice)
+        raise RequestError(
+            f"tool_choice is {found}, but {TOOLS_WHY} Leave it out.",
+            "tool_choice",
+            "unsupported_parameter",
+        )
+    if body.tools and choice != "none":
+        raise RequestError(
+            f"tools has {len(body.tools)} entries: {TOOLS_WHY} "
+            "Leave it out, or send tool_choice 'none'.",
+            "tools",
+            "unsupported_parameter",
+        )

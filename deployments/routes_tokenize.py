@@ -1,0 +1,82 @@
+"""`POST /tokenize` and `POST /detokenize`, in vLLM's shapes, at the root and under /v1."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ..runtime.errors import RequestError
+from .gateway import Gateway, ServedModel
+from .json_body import read_json
+from .json_response import json_response
+from .prompts import Prompt
+from .routes_generate import read_chat_messages
+from .schema import parse
+from .schema_completion import DetokenizeBody, TokenizeBody
+from .schema_refused import TOOLS_WHY
+from .token_logprobs import token_name
+
+
+def tokenize_routes(gateway: Gateway) -> APIRouter:
+    """Text to ids and back."""
+    router = APIRouter()
+
+    async def tokenize(request: HttpRequest) -> Response:
+        body = parse(TokenizeBody, await read_json(request, gateway.settings.max_body_bytes))
+        model = gateway.find_model(body.model)
+        gateway.require_workers(model)
+        prompt = await _read(model, body)
+        names = [token_name(model.prompts.tokenizer, token_id) for token_id in prompt.ids]
+        return json_response(
+            {
+                "count": len(prompt.ids),
+                "max_model_len": model.max_model_len,
+                "tokens": list(prompt.ids),
+                "token_strs": names if body.return_token_strs else None,
+            }
+        )
+
+    async def detokenize(request: HttpRequest) -> Response:
+        body = parse(DetokenizeBody, await read_json(request, gateway.settings.max_body_bytes))
+        model = gateway.find_model(body.model)
+        tokenizer = model.prompts.tokenizer
+        for number, token_id in enumerate(body.tokens):
+            if not 0 <= token_id < tokenizer.vocab_size:
+                raise RequestError(
+                    f"tokens[{number}] is {token_id}; "
+                    f"token ids are 0 to {tokenizer.vocab_size - 1}",
+                    f"tokens[{number}]",
+                )
+        text = await model.prompts.run(
+            lambda: tokenizer.decode(body.tokens, skip_special_tokens=False)
+        )
+        return json_response({"prompt": text})
+
+    for prefix in ("", "/v1"):
+        router.add_api_route(f"{prefix}/tokenize", tokenize, methods=["POST"])
+        router.add_api_route(f"{prefix}/detokenize", detokenize, methods=["POST"])
+    return router
+
+
+async def _read(model: ServedModel, body: TokenizeBody) -> Prompt:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("send either prompt or messages", "prompt")
+    if body.tools:
+        raise RequestError(f"tools is not supported: {TOOLS_WHY}", "tools", "unsupported_parameter")
+    max_model_len = model.max_model_len
+    if body.messages is None:
+        text = body.prompt or ""
+        add_special_tokens = body.add_special_tokens is not False
+        return await model.prompts.read_text(text, add_special_tokens, max_model_len)
+    if body.add_special_tokens:
+        raise RequestError(
+            "add_special_tokens is not supported with messages: the chat template writes them",
+            "add_special_tokens",
+        )
+    return await model.prompts.read_chat(
+        read_chat_messages(model, body.messages),
+        add_generation_prompt=body.add_generation_prompt,
+        template_kwargs=body.chat_template_kwargs,
+        max_model_len=max_model_len,
+    )
