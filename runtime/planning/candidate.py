@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.abc import SourceLoader
+from importlib.util import find_spec
 from types import ModuleType
 
+from ..forward_mode import ForwardMode
 from .capability import Capability
 
 
@@ -28,10 +33,27 @@ class Candidate:
 
     @property
     def capability(self) -> Capability:
-        """What it can do."""
-        found = self.record if self.record is not None else self.load().CAPABILITY
+        """What it can do, without importing the implementation."""
+        found = self.record if self.module is None else _record_beside(self.module)
+        assert found is not None, f"{self.name} has no record"
         assert found.name == self.name, f"the registry says {self.name}, its record {found.name}"
         return found
+
+
+@cache
+def _record_beside(module: str) -> Capability:
+    """The constant CAPABILITY of a module below runtime/, evaluated alone.
+
+    Running the module would import torch: seconds, and too early, since a plan decides what the
+    environment must be before torch starts its threads.
+    """
+    spec = find_spec(f"..{module}", __package__)
+    assert spec is not None and isinstance(spec.loader, SourceLoader), f"{module} has no source"
+    for node in ast.parse(spec.loader.get_source(spec.name) or "").body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CAPABILITY":
+            code = compile(ast.Expression(node.value), spec.origin or module, "eval")
+            return eval(code, {"Capability": Capability, "ForwardMode": ForwardMode})
+    raise AssertionError(f"{module} has no CAPABILITY")
 
 
 def recorded(capability: Capability) -> Candidate:

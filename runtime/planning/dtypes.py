@@ -58,9 +58,10 @@ def dtype_notes(
     """What a reader of the plan should know about the chosen type."""
     notes = []
     if model.stored_dtype not in ALL_DTYPES:
+        loaded = gigabytes(model.num_parameters * ITEMSIZE[dtype])
         notes.append(
-            f"{model.stored_dtype} weights ({gigabytes(model.weight_bytes)} stored) are dequantized "
-            f"to {dtype} when they load ({gigabytes(model.num_parameters * ITEMSIZE[dtype])})"
+            f"{model.stored_dtype} weights ({gigabytes(model.weight_bytes)}) are dequantized to "
+            f"{dtype} when they load ({loaded})"
         )
     elif model.stored_dtype != dtype:
         notes.append(f"weights are stored as {model.stored_dtype} and computed in {dtype}")
