@@ -1,16 +1,16 @@
-"""How a gateway talks to a worker: one small interface (`WorkerLink`), in process or over a Serve handle."""
+"""How a gateway talks to a worker: one small interface, in process or over a Serve handle."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..runtime.errors import EngineError, QueueFullError
+from ..runtime.errors import EngineError, PolypathError, QueueFullError
 from ..runtime.request import Request, RequestOutput
 
 if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
+    from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
     from .worker import Worker
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class WorkerLink(Protocol):
     """What a gateway may ask of a worker.
 
-    All four raise `EngineError` when the worker cannot be reached or has died; `generate` also raises what the engine
-    says to the request: `RequestError`, `QueueFullError`.
+    All four raise `EngineError` when the worker cannot be reached or has died; `generate` also
+    raises what the engine says to the request: `RequestError`, `QueueFullError`.
     """
 
     async def describe(self) -> dict[str, Any]:  # JSON: model, plan, hardware, limits
@@ -31,7 +31,7 @@ class WorkerLink(Protocol):
         ...
 
     def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """One item per engine step of this request. `aclose()` before the last item cancels the request."""
+        """One item per engine step of this request; `aclose()` before the last one cancels it."""
         ...
 
     async def cancel(self, request_id: str) -> None:
@@ -69,8 +69,9 @@ class LocalLink:
 class HandleLink:
     """A worker behind a Serve handle: tokens come as a handle stream.
 
-    Everything but the stream is a broadcast, because that passes the limit of ongoing requests: a cancel must get
-    through to a full worker, or the worker stays full.
+    Everything but the stream is a broadcast, so that a cancel reaches the worker that has the
+    request, whichever that is. All calls count against Serve's limit of ongoing requests, which
+    therefore lies above what the engine holds.
     """
 
     def __init__(self, handle: DeploymentHandle) -> None:
@@ -85,13 +86,13 @@ class HandleLink:
         return await self._ask("stats")
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        response = self._stream.remote(request)
+        response = cast("DeploymentResponseGenerator[RequestOutput]", self._stream.remote(request))
         finished = False
         try:
             async for output in response:
                 finished = output.finish_reason is not None
                 yield output
-        except _link_errors() as error:
+        except (PolypathError, *_link_errors()) as error:
             ours = _as_ours(error)
             finished = not isinstance(ours, EngineError)  # then the worker never took the request
             raise ours from None
@@ -132,7 +133,7 @@ def _link_errors() -> tuple[type[Exception], ...]:
 
 
 def _as_ours(error: Exception) -> Exception:
-    """Undo Ray's wrapping: an exception of the worker's as it was raised, a failed call as `EngineError`."""
+    """Undo Ray's wrapping: the worker's errors as it raised them, a failed call as EngineError."""
     from ray.exceptions import RayTaskError
     from ray.serve.exceptions import BackPressureError
 

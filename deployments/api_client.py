@@ -1,9 +1,9 @@
-"""The few calls that the command line makes to a running Polypath, with errors fit for a terminal."""
+"""The few calls that the command line makes to a running server, with errors for a terminal."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import httpx
@@ -49,8 +49,10 @@ class ApiClient:
         """Names of the models served."""
         return [model["id"] for model in self.get("/v1/models")["data"]]
 
-    def stream_chat(self, model: str, messages: list[dict[str, str]]) -> Iterator[str]:
-        """Pieces of the answer as they come. Closing the iterator early ends the answer on the server."""
+    def stream_chat(self, model: str, messages: list[dict[str, str]]) -> Generator[str]:
+        """Pieces of the answer as they come. Closing the iterator early ends the answer on the
+        server.
+        """
         body = {"model": model, "messages": messages, "stream": True}
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -63,9 +65,12 @@ class ApiClient:
     def _unreachable(self, error: Exception) -> ApiClientError:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return ApiClientError(
-                f"nothing answers at {self.url}; start it with `polypath serve`, or name another with --url"
+                f"nothing answers at {self.url}; start it with `polypath serve`, or name "
+                "another with --url"
             )
-        return ApiClientError(f"the connection to {self.url} failed: {error or type(error).__name__}")
+        return ApiClientError(
+            f"the connection to {self.url} failed: {error or type(error).__name__}"
+        )
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:

@@ -58,7 +58,9 @@ def build_application(
     startup_key: str | None = None,
     settings: ApiSettings | None = None,
 ) -> Application:
-    """Both deployments, bound. `max_running` is how many requests the worker's engine runs and queues at most."""
+    """Both deployments, bound. `max_running` is how many requests the worker's engine runs and
+    queues at most.
+    """
     workers = worker_deployment(
         config,
         num_cpus=worker_cpus,

@@ -16,10 +16,11 @@ DEFAULT_PORT = 8000
 RAY_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",  # Serve's log lines stay in its files
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a FutureWarning; workers still see their GPUs
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a FutureWarning
     # Despite its name: on any system, 0 makes a one-machine Ray use and listen on loopback only.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Handle calls over gRPC and on the caller's own loop: 1.9 instead of 3.3 ms of CPU per streamed chunk.
+    # Handle calls over gRPC and on the caller's own loop: 1.9 instead of 3.3 ms of CPU per streamed
+    # chunk.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -47,9 +48,11 @@ class ServeConfig:
 def cluster_address(
     option: str | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[str | None, str]:
-    """The Ray cluster that the user named and where they named it; None when they want a Ray of their own.
+    """The Ray cluster that the user named and where they named it; None when they want a Ray of
+    their own.
 
-    `--address` wins over RAY_ADDRESS; the word `local` means an own Ray in both. No other trace of a
+    `--address` wins over RAY_ADDRESS; the word `local` means an own Ray in both. No other trace of
+    a
     running Ray is followed.
     """
     for address, origin in ((option, "--address"), (environ.get("RAY_ADDRESS"), "RAY_ADDRESS")):

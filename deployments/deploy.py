@@ -109,10 +109,13 @@ class Deployment:
 def _require_listening(host: str, port: int) -> None:
     from ray.serve.context import _get_global_client
 
-    options = _get_global_client().http_config
+    client = _get_global_client()
+    assert client is not None, "Serve was started just now"
+    options = client.http_config
     if (options.host, options.port) != (host, port):
         raise ConfigurationError(
-            f"Serve already runs on this Ray and listens on {options.host}:{options.port}, not on {host}:{port}; "
+            f"Serve already runs on this Ray and listens on {options.host}:{options.port}, "
+            f"not on {host}:{port}; "
             f"ask for --host {options.host} --port {options.port}, or use another Ray"
         )
 
@@ -126,7 +129,8 @@ def _free_cpus() -> float:
     )
     if free < 2 * GATEWAY_CPUS:
         raise ConfigurationError(
-            f"no node of this Ray has a free CPU (at most {free:g} on one); stop what runs there or add a node"
+            f"no node of this Ray has a free CPU (at most {free:g} on one); stop what runs "
+            "there or add a node"
         )
     return float(free)
 

@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first asks for an orderly stop, the second ends at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first asks for an orderly stop, the second ends at
+once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class StopAsked(BaseException):
 
 
 class Interrupts:
-    """While entered, signals set a flag that `sleep` and `wait_for` look at; they never break into a running call."""
+    """While entered, signals set a flag that `sleep` and `wait_for` look at; they never break into
+    a running call.
+    """
 
     def __init__(self, on_second: Callable[[], None]) -> None:
         self._on_second = on_second
@@ -42,7 +46,7 @@ class Interrupts:
             raise StopAsked
 
     def wait_for(self, future: Future[T]) -> T:
-        """The future's result; StopAsked as soon as a signal comes, with the future still running."""
+        """The future's result; StopAsked once a signal comes, with the future still running."""
         while not future.done():
             self.sleep(0.02)
         return future.result()

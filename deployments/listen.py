@@ -13,7 +13,8 @@ from ..runtime.errors import ConfigurationError
 def claim(host: str, port: int) -> tuple[str, int]:
     """The IP address and port to listen on for what the user wrote; port 0 becomes a free one.
 
-    Every address that `host` means is bound once and let go, so that a port that is taken, forbidden or not ours
+    Every address that `host` means is bound once and let go, so that a port that is taken,
+    forbidden or not ours
     raises ConfigurationError now, and not after the model has loaded.
     """
     addresses = _resolve(host, port)
@@ -31,7 +32,9 @@ def url(host: str, port: int) -> str:
 
 
 def warning(host: str, port: int) -> str | None:
-    """A sentence when another program answers `localhost` on the kind of address that we do not listen on."""
+    """A sentence when another program answers `localhost` on the kind of address that we do not
+    listen on.
+    """
     if host != "127.0.0.1":
         return None
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
@@ -46,13 +49,16 @@ def warning(host: str, port: int) -> str | None:
 
 
 def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
-    """IPv4 first: that is what we print. IPv6 addresses of a name count only where this machine has IPv6."""
+    """IPv4 first: that is what we print. IPv6 addresses of a name count only where this machine has
+    IPv6.
+    """
     bare = host.removeprefix("[").removesuffix("]")
     try:
         found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigurationError(
-            f"--host {host} does not resolve to an address ({error}); use 127.0.0.1 or an address of this machine"
+            f"--host {host} does not resolve to an address ({error}); use 127.0.0.1 or an "
+            "address of this machine"
         ) from None
     addresses = dict.fromkeys((family, str(where[0])) for family, _, _, _, where in found)
     ordered = sorted(addresses, key=lambda address: address[0] != socket.AF_INET)
@@ -85,11 +91,20 @@ def _try_bind(family: socket.AddressFamily, ip: str, port: int, host: str) -> in
 def _bind_sentence(error: OSError, ip: str, port: int, host: str) -> str:
     where = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is taken by {_owner(port)}; stop it, or choose another port with --port (0 picks a free one)"
+        return (
+            f"{where} is taken by {_owner(port)}; stop it, or choose another port with "
+            "--port (0 picks a free one)"
+        )
     if error.errno == errno.EACCES:
-        return f"{where}: this user may not listen on ports below 1024; choose a higher one with --port"
+        return (
+            f"{where}: this user may not listen on ports below 1024; choose a higher one "
+            "with --port"
+        )
     if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-        return f"--host {host}: {ip} is not an address of this machine; use 127.0.0.1, 0.0.0.0 or one of its own"
+        return (
+            f"--host {host}: {ip} is not an address of this machine; use 127.0.0.1, "
+            "0.0.0.0 or one of its own"
+        )
     return f"cannot listen on {where}: {os.strerror(error.errno or 0)}"
 
 
@@ -101,7 +116,7 @@ def _owner(port: int) -> str:
         found = [
             connection
             for connection in psutil.net_connections(kind="tcp")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1] == port
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
         ]
         if not found:
             return "a connection that is still closing (this takes up to a minute)"

@@ -1,4 +1,6 @@
-"""The worker as a Ray Serve deployment: one replica is one `actors/worker.py` Worker with its engine."""
+"""The worker as a Ray Serve deployment: one replica is one `actors/worker.py` Worker with its
+engine.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def worker_deployment(
     max_running: int,
     startup_key: str | None = None,
 ) -> Application:
-    """The worker pool, bound. `max_running` is how many requests the engine holds, running and waiting."""
+    """The worker pool, bound. `max_running` is how many requests the engine holds, running and
+    waiting.
+    """
     deployment = serve.deployment(
         name=NAME,
         max_ongoing_requests=max_running + REFUSAL_MARGIN,

@@ -6,7 +6,9 @@ import psutil
 
 
 class Family:
-    """Descendants seen so far. Ray's workers lose their parent when the raylet ends, so look before, not after."""
+    """Descendants seen so far. Ray's workers lose their parent when the raylet ends, so look
+    before, not after.
+    """
 
     def __init__(self) -> None:
         self._me = psutil.Process()
@@ -18,7 +20,9 @@ class Family:
             self._seen.setdefault(process.pid, process)
 
     def wait_or_kill(self, grace_s: float) -> list[int]:
-        """Give what was seen `grace_s` seconds to end, then kill it. Returns the ids that had to be killed."""
+        """Give what was seen `grace_s` seconds to end, then kill it. Returns the ids that had to be
+        killed.
+        """
         _, alive = psutil.wait_procs(self._living(), timeout=grace_s)
         return self._kill(alive)
 
@@ -28,7 +32,8 @@ class Family:
         return self._kill(self._living())
 
     def _living(self) -> list[psutil.Process]:
-        # is_running() compares start times, so an id that was given to a stranger since is not taken for ours.
+        # is_running() compares start times, so an id that was given to a stranger since is not
+        # taken for ours.
         return [p for p in self._seen.values() if p.is_running()]
 
     def _kill(self, processes: list[psutil.Process]) -> list[int]:

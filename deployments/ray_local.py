@@ -1,4 +1,6 @@
-"""A Ray of our own: started for one `polypath serve`, reachable from this machine only, gone with it."""
+"""A Ray of our own: started for one `polypath serve`, reachable from this machine only, gone with
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SOCKET_SUFFIX = len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_
 
 
 class LocalRay:
-    """Start and stop a private Ray. The thread that calls `start` must live on: Ray's processes die with it."""
+    """Start and stop a private Ray. The thread that calls `start` must live on: Ray's processes die
+    with it.
+    """
 
     name = "a Ray of its own"
     is_ours = True
@@ -32,12 +36,20 @@ class LocalRay:
         self._family = Family()
 
     @property
+    def chatter(self) -> Path:
+        """Where what Ray prints in this process goes; after `prepare`."""
+        assert self._folder is not None, "prepare makes the folder"
+        return self._folder / "driver.log"
+
+    @property
     def logs(self) -> Path | None:
         """Where Ray's and the workers' logs are while it runs."""
         return self._folder / "session_latest" / "logs" if self._folder else None
 
     def prepare(self) -> None:
-        """Choose the folder and set the variables that Ray's processes inherit; before `import ray`."""
+        """Choose the folder and set the variables that Ray's processes inherit; before `import
+        ray`.
+        """
         os.environ.update(self._environment)
         os.environ.pop("RAY_ADDRESS", None)  # Ray's own processes would read it
         if "RAY_AUTH_MODE" not in os.environ:
@@ -94,7 +106,8 @@ class LocalRay:
 def private_folder() -> Path:
     """A new folder only we can read, with a path short enough for the sockets that Ray makes in it.
 
-    RAY_TMPDIR, then TMPDIR, then /tmp and /dev/shm: the first one that is short enough and can be written. A /tmp/ray of
+    RAY_TMPDIR, then TMPDIR, then /tmp and /dev/shm: the first one that is short enough and can be
+    written. A /tmp/ray of
     somebody else is never touched.
     """
     passed: list[str] = []
@@ -112,5 +125,6 @@ def private_folder() -> Path:
             except OSError as error:
                 passed.append(f"{name or parent}: {error.strerror} ({parent})")
     raise ConfigurationError(
-        f"no folder for Ray's sockets and logs: {'; '.join(passed)}. Set RAY_TMPDIR to a short path you may write to"
+        f"no folder for Ray's sockets and logs: {'; '.join(passed)}. Set RAY_TMPDIR to a "
+        "short path you may write to"
     )

@@ -1,4 +1,4 @@
-"""A Ray cluster that the user named: joined, used for one application, and left running as it was."""
+"""A Ray cluster that the user named: joined, used for one application, left as it was."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class NamedRay:
 
     is_ours = False
     logs: Path | None = None  # they are on the cluster's nodes
+    chatter = Path(os.devnull)
 
     def __init__(self, address: str, origin: str) -> None:
         self.name = f"the Ray at {address} (named by {origin})"
@@ -33,13 +34,15 @@ class NamedRay:
         host, _, port = self._address.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigurationError(
-                f"{self._origin} is {self._address!r}; give HOST:PORT, auto, or local for a Ray of its own"
+                f"{self._origin} is {self._address!r}; give HOST:PORT, auto, or local for a "
+                "Ray of its own"
             )
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
         except (OSError, OverflowError) as error:
             raise ConfigurationError(
-                f"{self._origin} names the Ray cluster {self._address}, but nothing answers there ({error}); "
+                f"{self._origin} names the Ray cluster {self._address}, but nothing answers "
+                f"there ({error}); "
                 f"start it, or {self._remedy()}"
             ) from None
 
@@ -63,7 +66,8 @@ class NamedRay:
         if failures or thread.is_alive():
             reason = str(failures[0]).strip().splitlines()[0] if failures else "no answer in time"
             raise ConfigurationError(
-                f"could not join the Ray cluster {self._address} named by {self._origin}: {reason}; "
+                f"could not join the Ray cluster {self._address} named by {self._origin}: "
+                f"{reason}; "
                 f"check its Ray and Python versions and its token, or {self._remedy()}"
             )
 
@@ -76,7 +80,7 @@ class NamedRay:
         """Nothing here was started by us."""
 
     def claim(self) -> None:
-        """Refuse to replace an application of the same name, and note whether Serve runs already."""
+        """Refuse to replace an application of our name; note whether Serve runs already."""
         from ray import serve
 
         status = serve.status()
@@ -87,7 +91,7 @@ class NamedRay:
             )
 
     def stop(self, *, keep_logs: bool = False) -> None:
-        """Take our application out; Serve goes too if it was we who started it. The cluster stays."""
+        """Take our application out, and Serve if we started it. The cluster stays."""
         import ray
         from ray import serve
 

@@ -1,4 +1,6 @@
-"""Keeps a gateway's list of workers true: notices when the worker behind a link was replaced, is gone, or is back."""
+"""Keeps a gateway's list of workers true: notices when the worker behind a link was replaced, is
+gone, or is back.
+"""
 
 from __future__ import annotations
 

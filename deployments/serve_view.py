@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from ..runtime.checkpoint.source import Checkpoint
-    from ..runtime.errors import PlanError
-    from ..runtime.planning.hardware import Hardware
+    from ..runtime.errors import ConfigurationError
     from ..runtime.planning.plan import ExecutionPlan
 
 LABELS = {
@@ -31,9 +31,10 @@ BAR_CELLS = 24
 class ServeView:
     """One line per finished stage; on a terminal also a live line for the one that runs."""
 
-    def __init__(self, console: Console, errors: Console) -> None:
-        self._console = console
-        self._errors = errors
+    def __init__(self) -> None:
+        # Held by file: sys.stdout itself is lent to Ray's chatter while the server runs.
+        self._console = Console(file=sys.stdout)
+        self._errors = Console(file=sys.stderr)
         self._began_s = time.monotonic()
         self._stage: tuple[str, str, float] | None = None  # name, message, start
         self._shown: set[str] = set()
@@ -42,12 +43,20 @@ class ServeView:
     def title(self, model: str) -> None:
         self._console.print(f"Polypath serves {model or 'the default model'}", highlight=False)
 
-    def plan(self, checkpoint: Checkpoint, hardware: Hardware, plan: ExecutionPlan) -> None:
-        """Probe and plan, as `polypath plan` shows them."""
-        self.title(checkpoint.name)
+    def plan(self, checkpoint: Checkpoint, plan: ExecutionPlan) -> None:
+        """Probe and plan in a few lines; `polypath probe` and `polypath plan` show all."""
+        from .plan_view import render_summary
 
-    def plan_error(self, error: PlanError) -> None:
-        self.error(str(error))
+        self.title(f"{checkpoint.name} from {checkpoint.path}")
+        render_summary(plan, self._console)
+        for fact in checkpoint.text_facts:
+            self._print(f"text  {fact}")
+
+    def refuse(self, error: ConfigurationError) -> None:
+        """Why nothing was started; a plan that cannot be shows its refusals."""
+        from .plan_view import render_error
+
+        render_error(error, self._errors)
 
     def stage(self, name: str, message: str) -> None:
         """A stage of ours begins; the one before it is done."""
@@ -78,7 +87,8 @@ class ServeView:
         if warning:
             self._print(f"Note: {warning}", style="yellow")
         self._print(
-            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'"
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d "
+            f"'{body}'"
         )
         self._print(f"  polypath chat --url {url}    polypath paths --url {url}")
         self._print("Ctrl-C stops it.")

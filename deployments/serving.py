@@ -1,18 +1,21 @@
-"""One `polypath serve` from start to stop: listen, plan, Ray, application, ready, and everything down again."""
+"""One `polypath serve` from start to stop: listen, plan, Ray, application, ready, and everything
+down again.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.checkpoint.source import open_checkpoint
 from ..runtime.config import EngineConfig
-from ..runtime.errors import ConfigurationError, PlanError, PolypathError
+from ..runtime.errors import ConfigurationError, PolypathError
 from ..runtime.planning.planner import plan as make_plan
 from ..runtime.planning.probe import probe
 from . import listen
@@ -34,16 +37,15 @@ GATEWAY_LIMIT_S = 60.0  # from a ready worker to an answer over HTTP
 
 
 def serve(config: EngineConfig, where: ServeConfig, view: ServeView) -> int:
-    """Serve until a signal comes; the exit code. 2: refused before anything started. 1: the start failed."""
+    """Serve until a signal comes; the exit code. 2: refused before anything started. 1: the start
+    failed.
+    """
     try:
         host, port = listen.claim(where.host, where.port)
         ray, max_running = _choose_ray(config, where, view)
         ray.prepare()
-    except PlanError as error:
-        view.plan_error(error)
-        return 2
     except ConfigurationError as error:
-        view.error(str(error))
+        view.refuse(error)
         return 2
     return Session(_absolute(config, where), ray, max_running, view).run(host, port)
 
@@ -65,7 +67,7 @@ class Session:
     def run(self, host: str, port: int) -> int:
         """Start, watch, stop; the exit code."""
         code = 0
-        with Interrupts(on_second=self._give_up) as interrupts:
+        with Interrupts(on_second=self._give_up) as interrupts, _chatter_to(self._ray.chatter):
             try:
                 self._start(interrupts, host, port)
                 self._view.ready(listen.url(host, port), self._name(), listen.warning(host, port))
@@ -115,7 +117,8 @@ class Session:
                 ready_since = ready_since or time.monotonic()
                 if time.monotonic() - ready_since > GATEWAY_LIMIT_S:
                     raise StartFailed(
-                        f"the worker is ready, but the gateway did not answer for {GATEWAY_LIMIT_S:.0f} s"
+                        "the worker is ready, but the gateway did not answer for "
+                        f"{GATEWAY_LIMIT_S:.0f} s"
                     )
             interrupts.sleep(POLL_S)
 
@@ -159,16 +162,18 @@ class Session:
 def _choose_ray(
     config: EngineConfig, where: ServeConfig, view: ServeView
 ) -> tuple[LocalRay | NamedRay, int]:
-    """The Ray to use and how many requests its worker will hold. For our own Ray the plan is made and shown here."""
+    """The Ray to use and how many requests its worker will hold. For our own Ray the plan is made
+    and shown here.
+    """
     if where.address is not None:
         view.title(config.model)
         return NamedRay(where.address, where.address_origin), _max_running(None, config)
     hardware = probe()
     checkpoint = open_checkpoint(config.model)
     plan = make_plan(hardware, checkpoint.config, config)
-    view.plan(checkpoint, hardware, plan)
+    view.plan(checkpoint, plan)
     ray = LocalRay(
-        num_cpus=max(1, hardware.cores_usable),
+        num_cpus=hardware.cpu.cores_usable,
         num_gpus=1 if plan.device == "cuda" else 0,
         environment=plan.environment,
     )
@@ -194,7 +199,14 @@ def _died(events: list[dict[str, object]]) -> str:
     return f"the worker's process died during {last} without a word; is there enough memory?"
 
 
+@contextmanager
+def _chatter_to(file: Path) -> Iterator[None]:
+    """Send to a file what Ray and Serve print in this process; the view writes to the terminal
+    itself.
+    """
+    with file.open("a") as log, redirect_stdout(log), redirect_stderr(log):
+        yield
+
+
 def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)

@@ -1,6 +1,7 @@
 """How a worker tells whoever started it how far it is: a small record in Ray's own key-value store.
 
-The store is there before any replica is, costs no process, and is reached from every node of a cluster.
+The store is there before any replica is, costs no process, and is reached from every node of a
+cluster.
 """
 
 from __future__ import annotations

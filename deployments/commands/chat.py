@@ -31,7 +31,8 @@ def chat(
             name = model or (served[0] if served else "")
             if name not in served:
                 raise ApiClientError(
-                    f"{name or 'no model'} is not served at {client.url}; served: {', '.join(served)}"
+                    f"{name or 'no model'} is not served at {client.url}; served: "
+                    f"{', '.join(served)}"
                 )
             raise typer.Exit(Conversation(client, name, system).run())
     except ApiClientError as error:
@@ -79,13 +80,13 @@ class Conversation:
                 return
 
     def _turn(self, text: str) -> bool:
-        """Ask and print; whether an answer came. A failed turn leaves the conversation as it was."""
+        """Ask and print; whether an answer came. A failed turn changes nothing."""
         from ..api_client import ApiClientError
 
         asked = [*self._messages, {"role": "user", "content": text}]
         answer = ""
         try:
-            with closing(self._client.stream_chat(self._model, asked)) as pieces:  # type: ignore[type-var]
+            with closing(self._client.stream_chat(self._model, asked)) as pieces:
                 for piece in pieces:
                     answer += piece
                     typer.echo(piece, nl=False)

@@ -1,4 +1,4 @@
-"""The port is looked at before anything loads, and what is wrong with it is said in one sentence."""
+"""The port is looked at before anything loads; what is wrong with it is one sentence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_taken_port_names_address_port_and_process(taken: int) -> None:
 
 
 def test_a_port_taken_on_one_address_is_taken_for_all_addresses(taken: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"0.0.0.0:{taken} is taken"):
+    with pytest.raises(ConfigurationError, match=rf"0\.0\.0\.0:{taken} is taken"):
         listen.claim("0.0.0.0", taken)
 
 
@@ -69,12 +69,14 @@ def test_localhost_means_the_address_we_print() -> None:
 
 
 def test_a_name_without_an_address_is_said_so() -> None:
-    with pytest.raises(ConfigurationError, match="no-such-host.invalid does not resolve"):
+    with pytest.raises(ConfigurationError, match=r"no-such-host\.invalid does not resolve"):
         listen.claim("no-such-host.invalid", 0)
 
 
 def test_a_foreign_address_is_said_so() -> None:
-    with pytest.raises(ConfigurationError, match="192.0.2.77 is not an address of this machine"):
+    with pytest.raises(
+        ConfigurationError, match=r"192\.0\.2\.77 is not an address of this machine"
+    ):
         listen.claim("192.0.2.77", 0)
 
 

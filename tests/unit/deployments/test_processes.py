@@ -13,7 +13,8 @@ SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 PARENT = [
     sys.executable,
     "-c",
-    f"import subprocess, time; p = subprocess.Popen({SLEEPER!r}); print(p.pid, flush=True); time.sleep(60)",
+    f"import subprocess, time; p = subprocess.Popen({SLEEPER!r}); print(p.pid, flush=True); "
+    "time.sleep(60)",
 ]
 
 

@@ -1,0 +1,57 @@
+"""The command `polypath`: one file a command in commands/, heavy imports inside the commands."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..runtime.errors import PolypathError
+from .commands.chat import chat
+from .commands.paths import paths
+from .commands.plan import plan
+from .commands.probe import probe
+from .commands.serve import serve
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (serve, chat, paths, probe, plan):
+    app.command()(command)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"polypath {version('polypath')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Serve language models from machines that differ, each by a planned execution path."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except PolypathError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        sys.stderr.close()
+        sys.exit(0)
