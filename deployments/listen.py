@@ -116,7 +116,9 @@ def _owner(port: int) -> str:
         found = [
             connection
             for connection in psutil.net_connections(kind="tcp")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            if connection.status == psutil.CONN_LISTEN
+            and connection.laddr
+            and connection.laddr.port == port
         ]
         if not found:
             return "a connection that is still closing (this takes up to a minute)"
