@@ -15,6 +15,7 @@ class Counters:
     requests: Counter[str] = field(default_factory=Counter)  # by finish reason
     steps: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # mode, runner, reason
     step_seconds: float = 0.0
+    forward_seconds: float = 0.0  # the part of it spent in runners
     step_failures: int = 0
 
     def to_json(self) -> dict[str, object]:
@@ -28,5 +29,6 @@ class Counters:
                 for (mode, runner, reason), n in sorted(self.steps.items())
             ],
             "step_seconds_total": self.step_seconds,
+            "forward_seconds_total": self.forward_seconds,
             "step_failures_total": self.step_failures,
         }

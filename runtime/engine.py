@@ -152,10 +152,12 @@ class Engine:
 
     def _run(self, rows: list[ScheduledRow]) -> list[RequestOutput]:
         batch = ForwardBatch.build(rows, page_size=self.pages.page_size, device=self._device)
+        start = time.monotonic()
         try:
             logits, runner, reason = self._runner.forward(batch)
         except RuntimeError as error:
             return self._fail(rows, error)
+        self.counters.forward_seconds += time.monotonic() - start
         key = (batch.mode.value, runner, reason.value)
         self.counters.steps[key] += 1
         for row in rows:

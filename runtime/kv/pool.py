@@ -4,6 +4,9 @@ path.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from ..config import ModelConfig
@@ -29,11 +32,17 @@ class KVPool:
         shape = (num_pages, 2, page_size, model.num_kv_heads, model.head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
-        self.layers = [
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)
-        ]
+        self.layers = [_zeros(shape, dtype, device) for _ in range(model.num_layers)]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all layers."""
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU untouched pages of the system, where torch.zeros would write them all now."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
