@@ -49,6 +49,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_texts = frozenset(added[i].content for i in self.special_ids)
         self.added_texts = frozenset(token.content for token in added.values())
+        self._patterns: dict[frozenset[str], re.Pattern[str]] = {}
         self._plain_lock = threading.Lock()
         self._plain: _PlainReader | None = None
 
@@ -74,7 +75,11 @@ class Tokenizer:
 
         `words` are the ones to hide, by default the special tokens.
         """
-        return self._plain_reader().protect(text, self.special_texts if words is None else words)
+        used = self.special_texts if words is None else words
+        if used not in self._patterns:
+            self._patterns[used] = _any_of(sorted(used, key=len, reverse=True))
+        pattern = self._patterns[used]
+        return self._plain_reader().protect(text, pattern) if pattern.search(text) else text
 
     def encode_protected(self, text: str) -> list[int]:
         """Ids of a text whose users' parts went through `protect`; nothing is added in front or
@@ -174,18 +179,16 @@ class _PlainReader:
             for token_id, token in originals
         }
         self._words = sorted((token.content for _, token in originals), key=len, reverse=True)
+        self._numbers = {word: number for number, word in enumerate(self._words)}
         self._all = _any_of(self._words)
         self._hidden = re.compile(f"{self._secret}h([0-9]+){self._secret}")
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def protect(self, text: str, words: frozenset[str]) -> str:
-        if not any(word in text for word in words):
-            return text
-        pattern = _any_of([word for word in self._words if word in words])
-        number = {word: n for n, word in enumerate(self._words)}
-        return pattern.sub(lambda m: f"{self._secret}h{number[m[0]]}{self._secret}", text)
+    def protect(self, text: str, pattern: re.Pattern[str]) -> str:
+        numbers = self._numbers
+        return pattern.sub(lambda m: f"{self._secret}h{numbers[m[0]]}{self._secret}", text)
 
     def encode_protected(self, text: str) -> list[int]:
         wrapped = self._all.sub(lambda m: self._wrap(m[0]), text)

@@ -5,7 +5,6 @@ Config.json, safetensors (one file or shards) and the text files beside them.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
@@ -15,12 +14,18 @@ from typing import TYPE_CHECKING, Any
 from ..config import ModelConfig
 from ..errors import ModelError
 from .config_values import ConfigValues
+from .folder_text import folder_templates, folder_tokenizer
 from .huggingface_config import read_huggingface_config
+from .json_file import read_json
 from .safetensors_file import DTYPES, StoredTensor, read_header
+from .templates import choose_template, no_template_fact
 from .tensor_check import check_tensors
 
 if TYPE_CHECKING:
     import torch
+
+    from ..chat_template import ChatTemplate
+    from ..tokenizer import Tokenizer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -43,6 +48,9 @@ class FolderCheckpoint:
             shapes = {tensor.name: tensor.shape for tensor in self._tensors.values()}
             self.text_facts += check_tensors(reading.model, shapes, str(path))
         self.config = self._complete(reading.model, config)
+        self._templates, self._template_source = folder_templates(path)
+        if not self._templates:
+            self.text_facts.append(no_template_fact(name))
 
     def tensor_names(self) -> frozenset[str]:
         """All tensors in the folder."""
@@ -57,6 +65,20 @@ class FolderCheckpoint:
         if name not in self._tensors:
             raise ModelError(f"{self.path} has no tensor {name}.")
         return self._file(self._tensors[name].file).get_tensor(name)
+
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer, loaded once."""
+        return self._tokenizer
+
+    def chat_template(self, override: str | None = None) -> ChatTemplate | None:
+        """The folder's chat template, or the user's own; None when there is none."""
+        return choose_template(
+            override, self._templates, self._template_source, self._tokenizer.special_tokens
+        )
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return folder_tokenizer(self.path, self.config.eos_ids, self.config.vocab_size)
 
     def _file(self, path: Path) -> Any:  # safetensors.safe_open has no public type
         if path not in self._open_files:
@@ -87,23 +109,6 @@ class FolderCheckpoint:
         if not path.is_file():
             return ()
         return ConfigValues(read_json(path), str(path)).token_ids("eos_token_id")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ModelError in one sentence otherwise."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path.parent} has no {path.name}: it is no model folder, or not whole."
-        ) from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object.")
-    return value
 
 
 def _find_tensors(path: Path) -> dict[str, StoredTensor]:

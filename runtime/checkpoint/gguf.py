@@ -5,6 +5,7 @@ Hugging Face names, dequantized weights, and the tokenizer it carries.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,21 @@ from ..errors import ModelError
 from .dequantize import dequantize
 from .gguf_config import read_gguf_config
 from .gguf_file import GgufFile
+from .gguf_text import (
+    TEMPLATE,
+    check_gguf_text,
+    gguf_templates,
+    gguf_text_facts,
+    gguf_tokenizer,
+)
+from .templates import choose_template, no_template_fact
 from .tensor_check import check_tensors
 
 if TYPE_CHECKING:
     import torch
+
+    from ..chat_template import ChatTemplate
+    from ..tokenizer import Tokenizer
 
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -53,6 +65,11 @@ class GgufCheckpoint:
         }
         shapes = {name: self.file.tensors[stored].shape for name, stored in self._names.items()}
         self.text_facts = check_tensors(self.config, shapes, str(path))
+        check_gguf_text(self.file)
+        self.text_facts += gguf_text_facts(self.file)
+        self._templates = gguf_templates(self.file)
+        if not self._templates:
+            self.text_facts.append(no_template_fact(name))
 
     def tensor_names(self) -> frozenset[str]:
         """All tensors, under their Hugging Face names."""
@@ -74,6 +91,19 @@ class GgufCheckpoint:
             return _unpermute(tensor, self.config.num_kv_heads)
         return tensor
 
+    def tokenizer(self) -> Tokenizer:
+        """The file's own tokenizer, built once."""
+        return self._tokenizer
+
+    def chat_template(self, override: str | None = None) -> ChatTemplate | None:
+        """The file's chat template, or the user's own; None when there is none."""
+        source = f"{TEMPLATE} of {self.path.name}"
+        return choose_template(override, self._templates, source, self._tokenizer.special_tokens)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return gguf_tokenizer(self.file, self.config.eos_ids, self.config.vocab_size)
+
 
 def huggingface_name(stored: str) -> str:
     """`blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`.
@@ -92,7 +122,7 @@ def huggingface_name(stored: str) -> str:
 
 
 def _unpermute(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """llama.cpp interleaves the two halves of each rotated head for arch llama; put the rows back."""
+    """Rows back in order: llama.cpp interleaves the halves of each rotated head for arch llama."""
     rows, rest = tensor.shape[0], tensor.shape[1:]
     return (
         tensor.reshape(num_heads, rows // num_heads // 2, 2, *rest)
