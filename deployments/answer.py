@@ -63,11 +63,10 @@ class Answer:
             stop=self.rules.stop,
             include_stop=self.rules.include_stop,
             skip_special_tokens=self.rules.skip_special_tokens,
+            continues=self.rules.continues,
         )
         wants_logprobs = self.request.sampling.logprobs is not None
-        self._trail = (
-            TokenTrail(self.tokenizer, self.rules.skip_special_tokens) if wants_logprobs else None
-        )
+        self._trail = TokenTrail(self.tokenizer, self.rules) if wants_logprobs else None
 
     def take(self, output: RequestOutput) -> list[Piece]:
         """Turn a step's tokens into pieces; the last output also gives the closing piece."""
@@ -119,8 +118,12 @@ class TokenTrail:
     it, so that the tokens returned are those of the text returned, however it is cut into chunks.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._plain = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, rules: AnswerRules) -> None:
+        self._plain = IncrementalDetokenizer(
+            tokenizer,
+            skip_special_tokens=rules.skip_special_tokens,
+            continues=rules.continues,
+        )
         self._num_chars = 0
         self._held: list[TokenEntry] = []
 

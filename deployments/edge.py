@@ -31,12 +31,15 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
-        if len(path) > 1 and path.endswith("/"):
-            scope["path"] = path.rstrip("/") or "/"
+        is_head = scope["method"] == "HEAD"
+        # A copy: the server below still has to know that it was HEAD.
+        scope = {
+            **scope,
+            "path": scope["path"].rstrip("/") or "/",
+            "method": "GET" if is_head else scope["method"],
+        }
         started = False
         request_id = clean_request_id(Headers(scope=scope).get("x-request-id", ""))
-        is_head = scope["method"] == "HEAD"
 
         async def send_marked(message: Message) -> None:
             nonlocal started

@@ -1,8 +1,7 @@
-"""Chat messages as clients send them, checked and brought to the form that templates read."""
+"""Chat messages as clients send them: checked field by field, before a template sees them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,15 +31,14 @@ class Conversation:
     num_bytes: int  # of all texts, as UTF-8
 
 
-def read_messages(messages: Sequence[object], *, wants_parts: bool = False) -> Conversation:
-    """Check and normalize. `wants_parts`: the template reads lists of parts, not strings.
+def read_messages(messages: Sequence[object]) -> Conversation:
+    """Check messages and leave out what templates do not read.
 
-    Text parts are joined with nothing between them. Raises `RequestError` whose param is a path
-    such as `messages[0].content[1]`.
+    Raises `RequestError` whose param is a path such as `messages[0].content[1]`.
     """
     if not messages:
         raise RequestError("messages is empty; send at least one message", "messages")
-    read = [_message(item, f"messages[{n}]", wants_parts) for n, item in enumerate(messages)]
+    read = [_message(item, f"messages[{number}]") for number, item in enumerate(messages)]
     return Conversation(
         messages=read,
         has_tool_calls=any("tool_calls" in message for message in read),
@@ -48,13 +46,13 @@ def read_messages(messages: Sequence[object], *, wants_parts: bool = False) -> C
     )
 
 
-def _message(item: object, path: str, wants_parts: bool) -> JsonObject:
+def _message(item: object, path: str) -> JsonObject:
     if not isinstance(item, dict):
         raise RequestError(f"{path} is {json_type(item)}; it must be an object", path)
     sent = {key: value for key, value in item.items() if value is not None}
     role = _role(sent.get("role"), path)
     _check_fields(sent, path)
-    message: JsonObject = {"role": role, "content": _content(sent, role, path, wants_parts)}
+    message: JsonObject = {"role": role, "content": _content(sent, role, path)}
     for name in ("name", "tool_call_id", *REASONING_FIELDS):
         if name in sent:
             message[name] = _text(sent[name], f"{path}.{name}")
@@ -89,25 +87,22 @@ def _check_fields(sent: JsonObject, path: str) -> None:
             )
 
 
-def _content(sent: JsonObject, role: str, path: str, wants_parts: bool) -> str | list[JsonObject]:
+def _content(sent: JsonObject, role: str, path: str) -> str | list[JsonObject]:
+    """A text, or text parts, which the template joins with nothing between them."""
     content = sent.get("content")
     if content is None:
         if role != "assistant":
             raise RequestError(f"{path}.content is missing; send a text", f"{path}.content")
-        refusal = sent.get("refusal", "")
-        texts = [_text(refusal, f"{path}.refusal")]
-    elif isinstance(content, str):
-        texts = [content]
-    elif isinstance(content, list):
-        texts = [_part(part, role, f"{path}.content[{n}]") for n, part in enumerate(content)]
-    else:
+        return _text(sent.get("refusal", ""), f"{path}.refusal")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
         raise RequestError(
             f"{path}.content is {json_type(content)}; it must be a string or a list of text parts",
             f"{path}.content",
         )
-    if wants_parts:
-        return [{"type": "text", "text": text} for text in texts if text]
-    return "".join(texts)
+    texts = [_part(part, role, f"{path}.content[{n}]") for n, part in enumerate(content)]
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _part(part: object, role: str, path: str) -> str:
@@ -164,18 +159,8 @@ def _function(function: object, path: str) -> JsonObject:
         raise RequestError(f"{path} is {json_type(function)}; it must be an object", path)
     name = _text(function.get("name"), f"{path}.name")
     arguments = function.get("arguments")
-    if arguments is None:
-        arguments = ""
-    return {"name": name, "arguments": _arguments(_text(arguments, f"{path}.arguments"))}
-
-
-def _arguments(text: str) -> object:
-    """Templates want the arguments as an object; what is none (a cut call) stays a text."""
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return parsed if isinstance(parsed, dict) else text
+    text = "" if arguments is None else _text(arguments, f"{path}.arguments")
+    return {"name": name, "arguments": text}
 
 
 def _num_bytes(content: object) -> int:

@@ -65,6 +65,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         return ApiError(404, f"There is no {path} here; GET / lists what there is.").response()
     headers = dict(error.headers or {})
     if error.status_code == 405:
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"
         message = f"{path} does not take {request.method}; it takes {headers.get('Allow')}."
         return ApiError(405, message, headers=headers).response()
     return ApiError(error.status_code, str(error.detail), headers=headers).response()

@@ -22,7 +22,7 @@ from .json_body import json_type, read_json
 from .messages import Conversation, read_messages
 from .prompts import Prompt
 from .sampling import AnswerRules, answer_rules, check_context
-from .schema import GenerationBody, found_value, parse
+from .schema import GenerationBody, body_schema, found_value, parse
 from .schema_chat import ChatBody
 from .schema_completion import CompletionBody
 from .schema_refused import TOOLS_WHY
@@ -34,8 +34,18 @@ logger = logging.getLogger("polypath.http")
 def generation_routes(gateway: Gateway) -> APIRouter:
     """The two endpoints that make text."""
     router = APIRouter()
-    router.add_api_route("/v1/chat/completions", _Chat(gateway).answer, methods=["POST"])
-    router.add_api_route("/v1/completions", _Completion(gateway).answer, methods=["POST"])
+    router.add_api_route(
+        "/v1/chat/completions",
+        _Chat(gateway).answer,
+        methods=["POST"],
+        openapi_extra=body_schema(ChatBody),
+    )
+    router.add_api_route(
+        "/v1/completions",
+        _Completion(gateway).answer,
+        methods=["POST"],
+        openapi_extra=body_schema(CompletionBody),
+    )
     return router
 
 
@@ -76,11 +86,11 @@ class _Chat:
 
     def _warnings(self, model: ServedModel, conversation: Conversation) -> list[str]:
         template = model.prompts.chat_template
-        if not conversation.has_tool_calls or template is None or template.supports_tools:
+        if not conversation.has_tool_calls or template is None or template.supports_tool_calls:
             return []
         warning = (
-            f"the chat template of {model.name} knows no tools: "
-            "tool calls are left out of the prompt"
+            f"the chat template of {model.name} knows no tool calls: "
+            "those of the history are left out of the prompt"
         )
         if model.name not in self._warned:
             self._warned.add(model.name)
@@ -164,7 +174,7 @@ def read_chat_messages(model: ServedModel, messages: list[object]) -> Conversati
             "messages",
             "no_chat_template",
         )
-    return read_messages(messages, wants_parts=model.prompts.chat_template.wants_parts)
+    return read_messages(messages)
 
 
 def check_tools(body: ChatBody) -> None:

@@ -14,7 +14,7 @@ from .json_body import JsonObject
 from .json_response import json_response
 from .metrics import WorkerStats
 
-READ = ["GET", "HEAD"]
+READ = ["GET"]  # and HEAD: edge.py
 FRONT_PAGE = {
     "polypath": "One model name over machines that differ; OpenAI's API under /v1.",
     "endpoints": {

@@ -12,7 +12,7 @@ from .json_body import read_json
 from .json_response import json_response
 from .prompts import Prompt
 from .routes_generate import read_chat_messages
-from .schema import parse
+from .schema import body_schema, parse
 from .schema_completion import DetokenizeBody, TokenizeBody
 from .schema_refused import TOOLS_WHY
 from .token_logprobs import token_name
@@ -54,8 +54,14 @@ def tokenize_routes(gateway: Gateway) -> APIRouter:
         return json_response({"prompt": text})
 
     for prefix in ("", "/v1"):
-        router.add_api_route(f"{prefix}/tokenize", tokenize, methods=["POST"])
-        router.add_api_route(f"{prefix}/detokenize", detokenize, methods=["POST"])
+        for name, endpoint, body_type in (
+            ("tokenize", tokenize, TokenizeBody),
+            ("detokenize", detokenize, DetokenizeBody),
+        ):
+            extra = body_schema(body_type)
+            router.add_api_route(
+                f"{prefix}/{name}", endpoint, methods=["POST"], openapi_extra=extra
+            )
     return router
 
 

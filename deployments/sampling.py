@@ -26,6 +26,7 @@ class AnswerRules:
     stop: tuple[str, ...]
     include_stop: bool
     skip_special_tokens: bool
+    continues: bool  # the text goes on from the prompt's: completions
     is_seeded: bool  # by the client: then all prompts of a list share the seed
 
     def of(self, prompt_number: int, choice: int) -> SamplingParams:
@@ -71,6 +72,7 @@ def answer_rules(body: GenerationBody, vocab_size: int, settings: ApiSettings) -
         stop=_stop_strings(body.stop, settings),
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
+        continues=isinstance(body, CompletionBody),
         is_seeded=body.seed is not None,
     )
 

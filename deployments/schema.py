@@ -96,6 +96,25 @@ class GenerationBody(Body):
     session_id: str | None = None
 
 
+def body_schema(body_type: type[Body]) -> dict[str, Any]:  # JSON Schema
+    """The body's schema in the place where OpenAPI wants it, references filled in."""
+    schema = body_type.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def filled(node: Any) -> Any:  # JSON
+        if isinstance(node, list):
+            return [filled(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            return filled(parts[reference.rsplit("/", 1)[-1]])
+        return {key: filled(value) for key, value in node.items()}
+
+    content = {"application/json": {"schema": filled(schema)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def parse(body_type: type[BodyType], data: JsonObject) -> BodyType:
     """`data` as a `body_type`. Raises `ApiError` 400 that names the first wrong field."""
     kept: JsonObject = {}
