@@ -112,11 +112,9 @@ def _sizes_line(plan: ExecutionPlan) -> str:
 
 def _memory_line(plan: ExecutionPlan) -> str:
     memory = plan.memory
-    return (
-        f"weights {gigabytes(memory.weights_bytes)} + KV {gigabytes(memory.kv_bytes)} + "
-        f"activations {gigabytes(memory.activation_bytes)} + reserve "
-        f"{gigabytes(memory.reserve_bytes)} of {gigabytes(memory.limit_bytes)} {memory.limit_origin}"
-    )
+    names = ("weights", "kv", "activation", "reserve")
+    parts = [f"{name} {gigabytes(getattr(memory, f'{name}_bytes'))}" for name in names]
+    return f"{' + '.join(parts)} of {gigabytes(memory.limit_bytes)} {memory.limit_origin}"
 
 
 def _passed_over(plan: ExecutionPlan) -> list[str]:

@@ -30,7 +30,7 @@ class Budget:
 
 
 def device_budget(hardware: Hardware, device: str) -> Budget:
-    """What is free now. The reserve is 5%: 512 MiB to 4 GiB on a CPU, at least 1 GiB on a card."""
+    """What is free now. The reserve is 5%: 384 MiB to 4 GiB on a CPU, at least 1 GiB on a card."""
     if device == "cuda":
         gpu = first_usable_gpu(hardware)
         assert gpu is not None, "a plan for cuda has a usable card"
@@ -39,7 +39,7 @@ def device_budget(hardware: Hardware, device: str) -> Budget:
     else:
         memory = hardware.memory
         total, free, origin = memory.total_bytes, memory.free_bytes, memory.origin
-        least, most = 512 * MIB, 4 * GIB
+        least, most = 384 * MIB, 4 * GIB
     limit = free if free is not None else total
     if limit is None:
         return Budget(limit_bytes=None, origin="unknown", reserve_bytes=least)

@@ -70,7 +70,7 @@ def _device(capability: Capability, situation: Situation) -> Refusal | None:
         "device",
         "unavailable",
         f"{capability.name} needs a {devices} device; this plan is for {situation.device}",
-        f"a node with a usable {devices} device",
+        "--device cpu" if capability.devices == ("cpu",) else "a node with a usable NVIDIA card",
     )
 
 

@@ -1,13 +1,13 @@
 """The choice itself: of all combinations that every rule accepts, the one that ranks best.
 
 Ranks are places in the registries' tuples, so nothing depends on the order in which rules run. A
-path's cost is the sum of its three ranks; values that all modes share are compared in the order
-device, dtype, KV dtype, then the cost of all paths and the linear method, then page size.
+path's cost is the sum of its three ranks. The device is the best usable one; of the other values
+that all modes share, a better dtype counts first, then the cost of all paths and of the linear
+method, then page size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -72,9 +72,7 @@ def select(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Sele
 
 def first_situation(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Situation:
     """The situation that would have been liked best, for explaining why nothing was found."""
-    pairs = _devices_and_dtypes(hardware, model, config)
-    usable = [pair for pair in pairs if not why_not_device(hardware, pair[0])]
-    device, dtype = (usable or pairs)[0]
+    device, dtype = _devices_and_dtypes(hardware, model, config)[0]
     return _situation(hardware, model, config, device, dtype, _page_sizes(config)[0])
 
 
@@ -103,8 +101,14 @@ def why_not_together(runner: Capability, backend: Capability) -> Refusal | None:
 def _devices_and_dtypes(
     hardware: Hardware, model: ModelConfig, config: EngineConfig
 ) -> list[tuple[str, str]]:
-    devices: Sequence[str] = DEVICES if config.device == "auto" else (config.device,)
-    return [(device, t) for device in devices for t in dtype_candidates(model, config, device)]
+    device = auto_device(hardware) if config.device == "auto" else config.device
+    return [(device, dtype) for dtype in dtype_candidates(model, config, device)]
+
+
+def auto_device(hardware: Hardware) -> str:
+    """The best device that can be used; a usable card is never left idle because of a wish."""
+    usable = [device for device in DEVICES if not why_not_device(hardware, device)]
+    return usable[0] if usable else "cpu"
 
 
 def _page_sizes(config: EngineConfig) -> tuple[int, ...]:
