@@ -49,7 +49,8 @@ def write_tokenizer(
     """tokenizer.json and tokenizer_config.json; returns the vocabulary."""
     vocab = vocabulary(words)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
+    # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.add_special_tokens([AddedToken(s, special=True) for s in SPECIALS])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -299,6 +300,9 @@ def to_gguf(
     for key, value in keys.items():
         if key not in drop and value is not None:
             _add_key(writer, key, value)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(config, rope))
     for name, tensor in _read_weights(folder).items():
         array = _gguf_layout(arch, name, tensor.float(), config).numpy()
         kind = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else type_name]
@@ -337,9 +341,26 @@ def _gguf_layout(
     return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
 
 
+def _llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray:
+    """Base frequencies over those that transformers computes, as llama.cpp's converter stores
+    them.
+    """
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    settings = {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**settings))
+    theta = rope.get("rope_theta") or config["rope_theta"]
+    plain = theta ** -(torch.arange(0, config["head_dim"], 2) / config["head_dim"])
+    return (plain / scaled).float().numpy()
+
+
 def _gguf_model_keys(arch: str, config: dict[str, Any]) -> dict[str, Any]:
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    is_linear = rope.get("rope_type") == "linear"
     return {
+        f"{arch}.rope.scaling.type": "linear" if is_linear else None,
+        f"{arch}.rope.scaling.factor": float(rope["factor"]) if is_linear else None,
         "general.name": "tiny",
         f"{arch}.block_count": config["num_hidden_layers"],
         f"{arch}.context_length": config["max_position_embeddings"],

@@ -20,6 +20,7 @@ from .gguf_text import (
     gguf_text_facts,
     gguf_tokenizer,
 )
+from .rope import scaling_fact
 from .templates import choose_template, no_template_fact
 from .tensor_check import check_tensors
 
@@ -66,6 +67,7 @@ class GgufCheckpoint:
         shapes = {name: self.file.tensors[stored].shape for name, stored in self._names.items()}
         self.text_facts = check_tensors(self.config, shapes, str(path))
         check_gguf_text(self.file)
+        self.text_facts += scaling_fact(self.config.rope, self.config.max_position)
         self.text_facts += gguf_text_facts(self.file)
         self._templates = gguf_templates(self.file)
         if not self._templates:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..config import ModelConfig, RopeConfig
+from ..config import ModelConfig
 from ..errors import ModelError
 from .config_values import ConfigValues
 from .dequantize import PLAIN, QUANTIZED
 from .gguf_file import GgufFile
-from .rope import SUPPORTED
+from .gguf_rope import read_gguf_rope
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # Mistral calls itself llama here
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -50,7 +50,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         head_dim=head_dim,
         max_position=values.integer(f"{arch}.context_length"),
         rms_norm_eps=values.number(f"{arch}.attention.layer_norm_rms_epsilon"),
-        rope=_rope(values, arch),
+        rope=read_gguf_rope(file, values, arch, head_dim),
         tie_word_embeddings="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,
@@ -106,19 +106,3 @@ def _refuse_unsupported(values: ConfigValues, arch: str, head_dim: int) -> None:
             f"{values.file}: {rotated} of {head_dim} dimensions of a head are rotated; only whole"
             " heads are supported."
         )
-
-
-def _rope(values: ConfigValues, arch: str) -> RopeConfig:
-    theta = values.number(f"{arch}.rope.freq_base", 10_000.0)
-    kind = values.get(f"{arch}.rope.scaling.type")
-    legacy = values.get(f"{arch}.rope.scale_linear")
-    factor = values.number(f"{arch}.rope.scaling.factor", legacy or 1.0)
-    if kind is None:
-        kind = "linear" if legacy and factor != 1.0 else "none"
-    if kind == "none":
-        return RopeConfig(theta=theta)
-    if kind != "linear":
-        raise ModelError(
-            f"{values.file}: rotary scaling {kind!r} is not supported; {SUPPORTED} are."
-        )
-    return RopeConfig(theta=theta, scaling="linear", factor=factor)

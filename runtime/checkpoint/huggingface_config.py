@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..config import FAMILIES, ModelConfig
 from ..errors import ModelError
 from .config_values import ConfigValues
-from .rope import read_rope
+from .rope import read_rope, scaling_fact
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -63,12 +63,7 @@ def read_huggingface_config(config: ConfigValues) -> ConfigReading:
     windows, facts = _windows(config, family, num_layers)
     layer_types = tuple(_FULL if window is None else _WINDOWED for window in windows)
     rope = read_rope(config, max_position, layer_types if family.startswith("qwen") else ())
-    if rope.scaling != "none":
-        facts.append(
-            f"positions: {rope.scaling} scaling by {rope.factor:g}; the context of {max_position}"
-            " tokens is"
-            " max_position_embeddings as it stands, scaling does not widen it"
-        )
+    facts += scaling_fact(rope, max_position)
     if config.get("auto_map") is not None:
         facts.append(f"{config.file} names remote code (auto_map); it is not run")
     heads = config.integer("num_attention_heads")

@@ -42,6 +42,16 @@ def read_rope(
     return readings[0] if readings else RopeConfig(theta=theta)
 
 
+def scaling_fact(rope: RopeConfig, max_position: int) -> list[str]:
+    """Whether scaling widened the context, in one line; nothing when there is no scaling."""
+    if rope.scaling == "none":
+        return []
+    return [
+        f"positions: {rope.scaling} scaling by {rope.factor:g}; the context of {max_position} tokens"
+        " is the model's own number as it stands, scaling does not widen it"
+    ]
+
+
 def _flat(section: ConfigValues, layer_types: tuple[str, ...]) -> ConfigValues:
     """One object for all layers.
 

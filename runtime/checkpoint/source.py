@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..config import ModelConfig
 from ..errors import ModelError
 from .folder import FolderCheckpoint
 from .gguf import GgufCheckpoint
+from .hub import looks_like_hub_id, open_hub_model
 
 if TYPE_CHECKING:
     import torch
@@ -61,16 +62,45 @@ def open_checkpoint(model: str, *, weights: bool = True) -> Checkpoint:
     are not downloaded.
     """
     path = Path(model or default_model()).expanduser()
-    if path.is_file():
-        return GgufCheckpoint(path, served_name(path))
-    if path.is_dir():
+    kind = _kind(path)
+    if kind == "file":
+        return _open_file(path)
+    if kind == "folder":
         return FolderCheckpoint(path, served_name(path), weights=weights)
-    raise ModelError(f"{model} is no folder and no file.")
+    if looks_like_hub_id(model):
+        return open_hub_model(model, weights=weights)
+    raise ModelError(
+        f"{model} is no folder and no file, and no hub id either (those look like "
+        "organisation/name)."
+    )
 
 
 def served_name(path: Path) -> str:
     """A folder's or file's own name, without quantization suffix, in characters that a URL holds
-    unescaped."""
+    unescaped.
+
+    A snapshot in the hub cache is named as its model: `organisation/name`.
+    """
     path = path.resolve()
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
     name = path.name if path.is_dir() else _QUANT_SUFFIX.sub("", path.stem)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"
+
+
+def _kind(path: Path) -> Literal["file", "folder", "nothing"]:
+    try:
+        return "folder" if path.is_dir() else "file" if path.is_file() else "nothing"
+    except OSError as error:  # a name too long, a folder that may not be searched
+        raise ModelError(f"{str(path)[:200]} cannot be opened: {error.strerror}.") from None
+
+
+def _open_file(path: Path) -> GgufCheckpoint:
+    if path.suffix in (".safetensors", ".json"):
+        raise ModelError(f"{path} is one file of a model folder; give the folder {path.parent}.")
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+        raise ModelError(
+            f"{path} is pickled, which could run code, and is never loaded; convert it to "
+            "safetensors."
+        )
+    return GgufCheckpoint(path, served_name(path))
