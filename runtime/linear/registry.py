@@ -1,4 +1,4 @@
-"""How weights may be stored and multiplied: all linear methods; the exact one first, so "auto" never rounds weights."""
+"""How weights may be stored and multiplied; the exact one first, so "auto" never rounds weights."""
 
 from __future__ import annotations
 

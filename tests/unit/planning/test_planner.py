@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
-import random
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from polypath.runtime.config import EngineConfig, ModelConfig
-from polypath.runtime.errors import ConfigurationError, PlanError
+from polypath.runtime.errors import PlanError
 from polypath.runtime.forward_mode import ForwardMode
-from polypath.runtime.planning import rules
-from polypath.runtime.planning.capability import STEP_MODES, Capability
+from polypath.runtime.planning.capability import STEP_MODES
 from polypath.runtime.planning.hardware import (
     Compiler,
     Driver,
@@ -27,27 +22,11 @@ from polypath.runtime.planning.hardware import (
     Torch,
     load_hardware,
 )
-from polypath.runtime.planning.plan import ExecutionPlan
 from polypath.runtime.planning.planner import plan
-from polypath.runtime.planning.rules import RULES, Situation, why_not
 from polypath.runtime.planning.selection import REGISTRIES
+from polypath.tests.unit.planning.asking import PROFILES, YARDSTICK, refused, wishes
 
-YARDSTICK = "eager+torch_sdpa+torch"
-PROFILES = ("avx2", "h100", "t4")
 CARD_WITHOUT_CUDA = Gpu(index=0, name="NVIDIA card (/dev/nvidia0)", problem="NVML: mismatch")
-
-
-def wishes(**options: Any) -> EngineConfig:
-    return EngineConfig(model="m", **options)
-
-
-def refused(found: ExecutionPlan) -> dict[str, set[str]]:
-    """Candidates with the rules that refused them."""
-    table: dict[str, set[str]] = {}
-    for item in found.rejected:
-        name = f"{item.kind}/{item.candidate}"
-        table.setdefault(name, set()).update(refusal.rule for refusal in item.refusals)
-    return table
 
 
 @pytest.mark.parametrize(
@@ -335,119 +314,3 @@ def test_a_package_that_does_not_import_is_refused_with_its_reason(model) -> Non
     hardware = replace(h100, packages={**h100.packages, "triton": broken})
     with pytest.raises(PlanError, match="no ptxas"):
         plan(hardware, model, wishes(ops="triton"))
-
-
-# Rules and how they compose.
-
-
-def situation(hardware: Hardware, model: ModelConfig, **values: Any) -> Situation:
-    defaults: dict[str, Any] = {
-        "device": "cpu",
-        "dtype": "float32",
-        "kv_dtype": "float32",
-        "page_size": 16,
-    }
-    return Situation(hardware=hardware, model=model, **(defaults | values))
-
-
-def capability(**values: Any) -> Capability:
-    defaults: dict[str, Any] = {"name": "x", "kind": "attention", "source": "x.py"}
-    defaults["devices"] = ("cpu",)
-    return Capability(**(defaults | values))
-
-
-@pytest.mark.parametrize(
-    ("values", "rule"),
-    [
-        ({"devices": ("cuda",)}, "device"),
-        ({"architectures": ("aarch64",)}, "architecture"),
-        ({"required_isa": ("avx512f",)}, "isa"),
-        ({"packages": ("flashinfer",)}, "package"),
-        ({"packages": ("gguf>=99.1",)}, "package"),
-        ({"dtypes": ("float16",)}, "dtype"),
-        ({"dtypes_on_device": (("cpu", ("float16",)),)}, "dtype"),
-        ({"kv_dtypes": ("float16",)}, "kv_dtype"),
-        ({"page_sizes": (256,)}, "page_size"),
-        ({"head_dims": (128,)}, "head_dim"),
-        ({"max_group_size": 2}, "group_size"),
-        ({}, "sliding_window"),
-        ({"modes": (ForwardMode.PREFILL,)}, "mode"),
-        ({"built": False}, "adapter"),
-    ],
-)
-def test_each_rule_refuses_what_it_is_for(avx2, model, values, rule) -> None:
-    windowed = replace(model, layer_windows=(None, 512))
-    asked = capability(sliding_window=rule != "sliding_window", **values)
-    found = why_not(asked, situation(avx2, windowed, mode=ForwardMode.DECODE))
-    assert [refusal.rule for refusal in found] == [rule]
-
-
-def test_a_record_without_claims_fits_the_plain_case(avx2, model) -> None:
-    assert why_not(capability(packages=("gguf>=0.19",)), situation(avx2, model)) == []
-
-
-def test_no_rule_depends_on_the_order_of_rules(model, monkeypatch) -> None:
-    h100, asked = load_hardware("t4"), wishes()
-    expected = plan(h100, model, asked)
-    shuffled = list(RULES)
-    random.Random(0).shuffle(shuffled)
-    monkeypatch.setattr(rules, "RULES", tuple(shuffled))
-    found = plan(h100, model, asked)
-    assert found.paths == expected.paths
-    assert refused(found) == refused(expected)
-
-
-def test_a_better_candidate_that_fits_is_taken(avx2, model, monkeypatch) -> None:
-    from polypath.runtime.planning import candidate, selection
-
-    better = candidate.Candidate("swift", record=capability(name="swift", page_sizes=(64, 128)))
-    candidates = (better, *REGISTRIES["attention"])
-    monkeypatch.setitem(selection.REGISTRIES, "attention", candidates)
-    found = plan(avx2, model, wishes())
-    assert found.paths[ForwardMode.DECODE].attention_backend == "swift" and found.page_size == 64
-    kept = plan(avx2, model, wishes(page_size=16))
-    assert kept.paths[ForwardMode.DECODE].attention_backend == "torch_sdpa"
-    assert refused(kept)["attention/swift"] == {"page_size"}
-
-
-def test_a_candidate_for_one_mode_runs_beside_others(avx2, model, monkeypatch) -> None:
-    from polypath.runtime.planning import candidate, selection
-
-    record = capability(name="half", modes=(ForwardMode.DECODE,))
-    candidates = (candidate.Candidate("half", record=record), *REGISTRIES["attention"])
-    monkeypatch.setitem(selection.REGISTRIES, "attention", candidates)
-    found = plan(avx2, model, wishes(attention_backend="half"))
-    backends = {mode: path.attention_backend for mode, path in found.paths.items()}
-    assert backends[ForwardMode.DECODE] == "half"
-    assert backends[ForwardMode.PREFILL] == backends[ForwardMode.MIXED] == "torch_sdpa"
-    assert any("half does not run prefill, mixed batches" in note for note in found.notes)
-
-
-# The plan as a value.
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_a_plan_survives_json(model, profile) -> None:
-    found = plan(load_hardware(profile), model, wishes()).with_event("self_check", "all equal")
-    data = json.loads(json.dumps(found.to_json()))
-    assert ExecutionPlan.from_json(data) == found
-    assert data["fingerprint"] == found.fingerprint()
-    with pytest.raises(ConfigurationError, match="unknown keys surprise"):
-        ExecutionPlan.from_json(data | {"surprise": 1})
-
-
-def test_the_fingerprint_ignores_memory_and_knows_what_decides(avx2, model) -> None:
-    base = plan(avx2, model, wishes())
-    assert base.fingerprint().startswith("pp-") and len(base.fingerprint()) == 15
-    less = replace(avx2, memory=replace(avx2.memory, free_bytes=4 * 10**9))
-    assert plan(less, model, wishes()).fingerprint() == base.fingerprint()
-    assert base.with_event("ladder", "x").fingerprint() == base.fingerprint()
-    others = [
-        plan(avx2, model, wishes(dtype="bfloat16")),
-        plan(avx2, model, wishes(page_size=32)),
-        plan(avx2, replace(model, num_layers=29), wishes()),
-        plan(load_hardware("t4"), model, wishes()),
-        base.with_path(replace(base.paths[ForwardMode.DECODE], runner="cpu_graph")),
-    ]
-    names = [base.fingerprint(), *(other.fingerprint() for other in others)]
-    assert all(a != b for a, b in itertools.combinations(names, 2))
