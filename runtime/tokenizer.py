@@ -64,7 +64,7 @@ class Tokenizer:
         text = without_lone_surrogates(text)
         if not parse_special:
             return self._plain_reader().encode(text, add_special_tokens)
-        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = _encode(self._backend, text, add_special_tokens)
         if self.adds_bos and add_special_tokens and ids[:2] == [self.bos_id, self.bos_id]:
             del ids[0]
         return ids
@@ -104,6 +104,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids go from 0 to this minus 1; the model's embedding may have more rows."""
         return len(self._bytes)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether texts are changed before they are split, so that they may get shorter."""
+        return self._backend.normalizer is not None
 
     @cached_property
     def kind(self) -> PieceKind:
@@ -184,7 +189,7 @@ class _PlainReader:
         self._hidden = re.compile(f"{self._secret}h([0-9]+){self._secret}")
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return _encode(self._backend, text, add_special_tokens)
 
     def protect(self, text: str, pattern: re.Pattern[str]) -> str:
         numbers = self._numbers
@@ -193,11 +198,19 @@ class _PlainReader:
     def encode_protected(self, text: str) -> list[int]:
         wrapped = self._all.sub(lambda m: self._wrap(m[0]), text)
         shown = self._hidden.sub(lambda m: self._words[int(m[1])], wrapped)
-        ids = self._backend.encode(shown, add_special_tokens=False).ids
+        ids = _encode(self._backend, shown, False)
         return [self._original_ids.get(token_id, token_id) for token_id in ids]
 
     def _wrap(self, word: str) -> str:
         return f"{self._secret}w{word}{self._secret}"
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """As a batch of one: `encode` itself holds the GIL, which would stop an event loop for seconds
+    on a long text.
+    """
+    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return encoding.ids
 
 
 def _any_of(words: Sequence[str]) -> re.Pattern[str]:
