@@ -142,10 +142,6 @@ def _as_ours(error: Exception) -> Exception:
     if isinstance(error, BackPressureError):
         return QueueFullError("all places of the worker are taken; try again shortly")
     if isinstance(error, _link_errors()):
-        return EngineError(f"the worker could not be reached: {_first_line(error)}")
+        kind = type(error).__name__
+        return EngineError(f"the worker died or cannot be reached ({kind}); send the request again")
     return error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -41,13 +41,13 @@ class ServeView:
         self._status: Status | None = None
 
     def title(self, model: str) -> None:
-        self._console.print(f"Polypath serves {model or 'the default model'}", highlight=False)
+        self._print(f"Polypath serves {model or 'the default model'}")
 
     def plan(self, checkpoint: Checkpoint, plan: ExecutionPlan) -> None:
         """Probe and plan in a few lines; `polypath probe` and `polypath plan` show all."""
         from .plan_view import render_summary
 
-        self.title(f"{checkpoint.name} from {checkpoint.path}")
+        self.title(f"{checkpoint.name} ({checkpoint.path})")
         render_summary(plan, self._console)
         for fact in checkpoint.text_facts:
             self._print(f"text  {fact}")
@@ -66,6 +66,8 @@ class ServeView:
 
     def progress(self, events: list[dict[str, object]]) -> None:
         """The worker's stages, each printed once when it is done."""
+        if events:
+            self._finish()  # the worker's process is up
         for event in events:
             name, seconds = str(event["stage"]), event["seconds"]
             if name not in LABELS or name == "ready":
@@ -73,7 +75,6 @@ class ServeView:
             if seconds is None:
                 self._live(f"{LABELS[name]} {_bar(event['fraction'])} {event['message']}")
             elif name not in self._shown:
-                self._finish()
                 self._shown.add(name)
                 self._line(name, str(event["message"]), float(str(seconds)))
 

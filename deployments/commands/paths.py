@@ -28,37 +28,34 @@ def paths(
         raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
-    elif answer["data"]:
-        Console().print(paths_table(answer["data"]))
-    else:
-        typer.echo("no worker is there; see `polypath serve`")
+    elif not answer["data"]:
+        typer.echo("no worker is there yet")
+    for worker in answer["data"] if not as_json else []:
+        console = Console()
+        console.print(headline(worker), markup=False, highlight=False, soft_wrap=True)
+        console.print(paths_table(worker))
 
 
-def paths_table(workers: list[dict[str, Any]]) -> Table:  # JSON of /v1/paths
-    """One row per worker and mode."""
-    from rich import box
+def headline(worker: dict[str, Any]) -> str:  # JSON of one worker in /v1/paths
+    """Who it is and how busy."""
+    stats = worker["stats"]
+    load = "does not answer"
+    if stats is not None:
+        load = f"{stats['running']} running, {stats['waiting']} waiting, "
+        load += f"{stats['kv_pages_used']} of {stats['kv_pages_total']} KV pages"
+    return f"{worker['worker_id']}  {worker['model']}  {worker['fingerprint']}  {load}"
+
+
+def paths_table(worker: dict[str, Any]) -> Table:  # JSON of one worker in /v1/paths
+    """One row per mode: what is planned and what ran."""
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("worker", "model", "mode", "planned path", "steps"):
-        table.add_column(heading)
-    table.add_column("running", justify="right")
-    table.add_column("waiting", justify="right")
-    table.add_column("KV pages", justify="right")
-    for worker in workers:
-        stats = worker["stats"]
-        head = [worker["worker_id"], worker["model"]]
-        load = _load(stats) if stats else ["no answer", "", ""]
-        for mode, path in worker["path"].items():
-            table.add_row(*head, mode, path, _steps(worker["steps"], mode), *load)
-            head, load = ["", ""], ["", "", ""]
-        table.add_section()
+    table = Table(box=None, header_style="bold", padding=(0, 2))
+    for heading in ("mode", "planned path", "steps so far"):
+        table.add_column(heading, overflow="fold")
+    for mode, path in worker["path"].items():
+        table.add_row(mode, path, _steps(worker["steps"], mode))
     return table
-
-
-def _load(stats: dict[str, Any]) -> list[str]:  # JSON
-    pages = f"{stats['kv_pages_used']}/{stats['kv_pages_total']}"
-    return [str(stats["running"]), str(stats["waiting"]), pages]
 
 
 def _steps(steps: list[dict[str, Any]], mode: str) -> str:  # JSON
@@ -67,4 +64,4 @@ def _steps(steps: list[dict[str, Any]], mode: str) -> str:  # JSON
     for step in steps:
         if step["mode"] == mode:
             counts.setdefault(step["runner"], []).append(f"{step['count']} {step['reason']}")
-    return "; ".join(f"{runner} {', '.join(found)}" for runner, found in counts.items()) or "-"
+    return "; ".join(f"{runner} {', '.join(found)}" for runner, found in counts.items()) or "none"

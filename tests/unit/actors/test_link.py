@@ -77,4 +77,4 @@ def test_a_dead_worker_is_an_engine_error() -> None:
     ray = pytest.importorskip("ray.exceptions")
     error = _as_ours(ray.ActorDiedError())
     assert isinstance(error, EngineError)
-    assert "the worker could not be reached: ActorDiedError" in str(error)
+    assert "the worker died or cannot be reached (ActorDiedError)" in str(error)

@@ -6,11 +6,12 @@ from typing import Any
 
 from rich.console import Console
 
-from polypath.deployments.commands.paths import paths_table
+from polypath.deployments.commands.paths import headline, paths_table
 
 WORKER: dict[str, Any] = {
     "worker_id": "worker-1",
     "model": "smol",
+    "fingerprint": "pp-0123456789ab",
     "path": {"decode": "eager+torch_sdpa+torch", "prefill": "eager+torch_sdpa+torch"},
     "steps": [
         {"mode": "decode", "runner": "eager", "reason": "planned", "count": 120},
@@ -20,20 +21,20 @@ WORKER: dict[str, Any] = {
 }
 
 
-def text_of(workers: list[dict[str, Any]]) -> str:
-    console = Console(width=160)
+def test_each_mode_has_a_row_with_its_path_and_steps_on_a_narrow_terminal() -> None:
+    console = Console(width=80)
     with console.capture() as capture:
-        console.print(paths_table(workers))
-    return capture.get()
-
-
-def test_each_mode_has_a_row_with_its_path_and_steps() -> None:
-    text = text_of([WORKER])
-    assert "worker-1" in text
+        console.print(paths_table(WORKER))
+    text = capture.get()
     assert "eager 120 planned, 3 too_large" in text
-    assert "7/100" in text
     assert text.count("eager+torch_sdpa+torch") == 2
 
 
+def test_the_headline_says_how_busy_the_worker_is() -> None:
+    text = headline(WORKER)
+    assert text.startswith("worker-1  smol  pp-0123456789ab")
+    assert "2 running, 5 waiting, 7 of 100 KV pages" in text
+
+
 def test_a_silent_worker_is_shown_as_such() -> None:
-    assert "no answer" in text_of([WORKER | {"stats": None, "steps": []}])
+    assert headline(WORKER | {"stats": None}).endswith("does not answer")

@@ -1,0 +1,78 @@
+"""What the running application opens, logs and survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import httpx
+import psutil
+import pytest
+from openai import OpenAI
+
+from polypath.tests.ray.running_server import RunningServer
+
+pytestmark = pytest.mark.ray
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def ask(server: RunningServer) -> int:
+    """The status of a small chat."""
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 2}
+    url = f"{server.url}/v1/chat/completions"
+    return httpx.post(url, json=body, timeout=30, trust_env=False).status_code
+
+
+def test_start_up_prints_at_most_thirty_lines_and_no_chatter(server: RunningServer) -> None:
+    assert len(server.lines) <= 30, server.output
+    for word in ("Warning", "WARN", "INFO", "Traceback", "deprecated", "(raylet)"):
+        assert word not in server.output
+
+
+def test_only_loopback_listens_but_for_serves_replicas(server: RunningServer) -> None:
+    """Serve gives each replica a gRPC port on all addresses; it asks for this run's Ray token."""
+    replicas = [p for p in server.look() if "ServeReplica" in " ".join(p.cmdline())]
+    assert len(replicas) == 2
+    open_to_all: list[int] = []
+    for process in [psutil.Process(server.process.pid), *server.family]:
+        for connection in process.net_connections(kind="tcp"):
+            if connection.status != psutil.CONN_LISTEN:
+                continue
+            address = connection.laddr[0].removeprefix("::ffff:")
+            if address not in ("127.0.0.1", "::1"):
+                open_to_all.append(process.pid)
+    assert sorted(open_to_all) == sorted(p.pid for p in replicas)
+
+
+def test_the_token_of_the_run_is_not_in_what_others_can_see(server: RunningServer) -> None:
+    lines = [" ".join(p.cmdline()) for p in server.look()]
+    assert not any("RAY_AUTH_TOKEN" in line or "auth_token" in line for line in lines)
+
+
+def test_a_killed_worker_is_replaced_and_the_gateway_recovers(
+    server: RunningServer, client: OpenAI
+) -> None:
+    before = server.worker()
+    stream = client.completions.create(
+        model="tiny", prompt="Hello", max_tokens=8000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    os.kill(before["pid"], signal.SIGKILL)
+    with pytest.raises(Exception, match="the worker died"):  # by an SSE error event
+        for _ in stream:
+            pass
+    deadline = time.monotonic() + 90  # 4 s on an idle machine
+    while ask(server) != 200:
+        assert time.monotonic() < deadline, "no new worker after 90 s"
+        time.sleep(0.5)
+    after = server.worker()
+    assert after["pid"] != before["pid"]
+    assert after["worker_id"] != before["worker_id"]
+    assert after["fingerprint"] == before["fingerprint"]
+    deadline = time.monotonic() + 5
+    while "the worker is back" not in server.output:
+        assert time.monotonic() < deadline, server.output
+        time.sleep(0.1)
+    assert "the worker died; a new one is starting" in server.output
