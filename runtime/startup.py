@@ -85,7 +85,8 @@ def start(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Sta
     """
     stages = _Stages(on_progress)
     hardware = probe()
-    stages.done("probe", hardware.summary(), {"hardware": hardware.to_json()})
+    found = f"{hardware.device_name}, {hardware.cpu.cores_usable} cores"
+    stages.done("probe", found, {"hardware": hardware.to_json()})
     checkpoint = open_checkpoint(config.model)
     plan = make_plan(hardware, checkpoint.config, config)
     stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
