@@ -29,16 +29,13 @@ def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
 @torch.inference_mode()
 def reference_greedy(model: Any, prompt_ids: Sequence[int], count: int) -> list[int]:
     """The `count` tokens that greedy decoding adds, end tokens not heeded."""
+    from transformers import GenerationConfig
+
     ids = torch.tensor([list(prompt_ids)])
-    step = model(ids, use_cache=True)
-    found: list[int] = []
-    while True:
-        found.append(int(step.logits[0, -1].argmax()))
-        if len(found) == count:
-            return found
-        step = model(
-            torch.tensor([[found[-1]]]), past_key_values=step.past_key_values, use_cache=True
-        )
+    config = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    model.generation_config = config  # the model's own would add its end tokens
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return out[0, len(prompt_ids) :].tolist()
 
 
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
