@@ -40,7 +40,7 @@ def read_gguf_rope(file: GgufFile, values: ConfigValues, arch: str, head_dim: in
 
 
 def llama3_factors(rope: RopeConfig, head_dim: int) -> list[float]:
-    """What each frequency is divided by under Llama 3's rule, as llama.cpp's converter writes it."""
+    """What each frequency is divided by under Llama 3's rule, as llama.cpp writes it."""
     low_wavelen = rope.original_max_position / rope.low_freq_factor
     high_wavelen = rope.original_max_position / rope.high_freq_factor
     span = rope.high_freq_factor - rope.low_freq_factor
@@ -95,7 +95,7 @@ def _llama3(
         rope = RopeConfig(
             theta=theta,
             scaling="llama3",
-            factor=max(factors),
+            factor=round(max(factors), 4),  # they are stored as float32
             low_freq_factor=LOW,
             high_freq_factor=HIGH,
             original_max_position=original,

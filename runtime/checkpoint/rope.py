@@ -47,8 +47,8 @@ def scaling_fact(rope: RopeConfig, max_position: int) -> list[str]:
     if rope.scaling == "none":
         return []
     return [
-        f"positions: {rope.scaling} scaling by {rope.factor:g}; the context of {max_position} tokens"
-        " is the model's own number as it stands, scaling does not widen it"
+        f"positions: {rope.scaling} scaling by {rope.factor:g}; the context of {max_position}"
+        " tokens is the model's own number as it stands, scaling does not widen it"
     ]
 
 
