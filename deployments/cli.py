@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..runtime.errors import PolypathError
+from .commands.bench import bench
 from .commands.chat import chat
 from .commands.paths import paths
 from .commands.plan import plan
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 for command in (serve, chat, paths, probe, plan):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(is_asked: bool) -> None:

@@ -43,7 +43,7 @@ class SelfCheckResult:
         """One line for the start-up display and the plan's events."""
         verdict = "agrees with" if self.passed else "differs from"
         return (
-            f"self-check: the planned path {verdict} a plain forward on {self.tokens} tokens "
+            f"the planned path {verdict} a plain forward on {self.tokens} tokens "
             f"(error {self.error:.1e}, bound {self.bound:.0e})"
         )
 

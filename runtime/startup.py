@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -162,7 +162,7 @@ def _check(
 ) -> ExecutionPlan:
     """Run the self-check and record it in the plan's events."""
     if not config.self_check:
-        return replace(plan, events=[*plan.events, "self-check: skipped, as asked"])
+        return plan.with_event("self_check", "skipped, as asked")
     result = self_check(model, runner, pages, dtype=plan.dtype, max_model_len=plan.max_model_len)
     if not result.passed:
         raise EngineError(
@@ -170,6 +170,6 @@ def _check(
             "start. "
             "The model's files may be damaged; `--no-self-check` starts it all the same"
         )
-    plan = replace(plan, events=[*plan.events, result.sentence()])
+    plan = plan.with_event("self_check", result.sentence())
     stages.done("self_check", result.sentence(), {"error": result.error, "bound": result.bound})
     return plan
