@@ -34,6 +34,7 @@ class Memory:
     total_bytes: int | None
     free_bytes: int | None  # what this process may still take
     origin: str  # who set `total_bytes`
+    process_bytes: int = 0  # resident in the probing process, so no longer free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

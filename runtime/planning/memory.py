@@ -30,7 +30,11 @@ class Budget:
 
 
 def device_budget(hardware: Hardware, device: str) -> Budget:
-    """What is free now. The reserve is 5%: 384 MiB to 4 GiB on a CPU, at least 1 GiB on a card."""
+    """What is free now. The reserve is 5%: 384 MiB to 4 GiB on a CPU, at least 1 GiB on a card.
+
+    On a CPU, what the probing process already holds (interpreter, torch) has left both the free
+    memory and the reserve, of which 128 MiB stay: planning before or after `import torch` agrees.
+    """
     if device == "cuda":
         gpu = first_usable_gpu(hardware)
         assert gpu is not None, "a plan for cuda has a usable card"
@@ -44,6 +48,8 @@ def device_budget(hardware: Hardware, device: str) -> Budget:
     if limit is None:
         return Budget(limit_bytes=None, origin="unknown", reserve_bytes=least)
     reserve = min(max((total or limit) // 20, least), most)
+    if device == "cpu":
+        reserve = max(reserve - hardware.memory.process_bytes, 128 * MIB)
     words = f"free of {gigabytes(total)}, {origin}" if total is not None else origin
     return Budget(limit_bytes=limit, origin=words, reserve_bytes=reserve)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -85,7 +86,13 @@ def probe_memory(files: FactFiles) -> Memory:
         free = max(0, limit - used) if free is None else min(free, max(0, limit - used))
     if total is None:
         origin = "unknown"
-    return Memory(total_bytes=total, free_bytes=free, origin=origin)
+    process = _resident(files)
+    return Memory(total_bytes=total, free_bytes=free, origin=origin, process_bytes=process)
+
+
+def _resident(files: FactFiles) -> int:
+    match = re.search(r"^VmRSS:\s*(\d+) kB", files.read("/proc/self/status") or "", re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _host_memory(files: FactFiles) -> tuple[int | None, int | None]:

@@ -64,6 +64,11 @@ def test_what_is_in_use_is_not_free_but_droppable_page_cache_is(write_files) -> 
     assert probe_memory(write_files(files)).free_bytes == GB - 400_000_000
 
 
+def test_what_this_process_holds_is_known(write_files) -> None:
+    files = V2 | {"/proc/self/status": "Name:\tx\nVmRSS:\t   2048 kB\n"}
+    assert probe_memory(write_files(files)).process_bytes == 2 << 20
+
+
 def test_a_full_parent_leaves_nothing_free(write_files) -> None:
     files = V2 | {
         f"{BOX2}/memory.max": f"{GB}",

@@ -71,6 +71,13 @@ def test_a_container_of_one_gigabyte_refuses_with_the_numbers(avx2, model) -> No
     assert [refusal.rule for refusal in caught.value.refusals] == ["memory"]
 
 
+def test_planning_before_or_after_importing_torch_agrees(avx2, model) -> None:
+    early = with_memory(avx2, 4 * GB)
+    held = replace(early.memory, free_bytes=4 * GB - 200_000_000, process_bytes=200_000_000)
+    late = replace(early, memory=held)
+    assert plan(early, model, wishes()).num_pages == plan(late, model, wishes()).num_pages
+
+
 def test_what_the_refusal_proposes_fits(avx2, model) -> None:
     found = plan(with_memory(avx2, GB), model, wishes(dtype="bfloat16"))
     check_sums(found, model)
