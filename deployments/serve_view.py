@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.status import Status
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -16,14 +17,18 @@ if TYPE_CHECKING:
     from ..runtime.errors import ConfigurationError
     from ..runtime.planning.plan import ExecutionPlan
 
+STAGES = ("probe", "plan", "weights", "kv_pool", "self_check", "ready")  # of a worker, in order
+PRINTED = ("weights", "kv_pool", "self_check")  # the plan was shown before
 LABELS = {
     "ray": "Ray",
     "serve": "Serve",
     "worker": "worker",
+    "probe": "probe",
+    "plan": "plan",
     "weights": "weights",
     "kv_pool": "KV pool",
     "self_check": "self-check",
-    "ready": "ready",
+    "ready": "gateway",  # once the worker is ready, what is missing is an answer over HTTP
 }
 BAR_CELLS = 24
 
@@ -38,7 +43,8 @@ class ServeView:
         self._began_s = time.monotonic()
         self._stage: tuple[str, str, float] | None = None  # name, message, start
         self._shown: set[str] = set()
-        self._status: Status | None = None
+        self._spinner = Spinner("dots")
+        self._running: Live | None = None
 
     def title(self, model: str) -> None:
         self._print(f"Polypath serves {model or 'the default model'}")
@@ -70,11 +76,11 @@ class ServeView:
             self._finish()  # the worker's process is up
         for event in events:
             name, seconds = str(event["stage"]), event["seconds"]
-            if name not in LABELS or name == "ready":
-                continue
             if seconds is None:
                 self._live(f"{LABELS[name]} {_bar(event['fraction'])} {event['message']}")
-            elif name not in self._shown:
+                continue
+            self._live(LABELS[STAGES[min(STAGES.index(name) + 1, len(STAGES) - 1)]])
+            if name in PRINTED and name not in self._shown:
                 self._shown.add(name)
                 self._line(name, str(event["message"]), float(str(seconds)))
 
@@ -110,17 +116,23 @@ class ServeView:
 
     def close(self) -> None:
         """Take the live line off the terminal."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
 
     def _live(self, text: str) -> None:
         if not self._console.is_terminal:
             return
-        if self._status is None:
-            self._status = self._console.status("")
-            self._status.start()
-        self._status.update(Text(text))
+        self._spinner.update(text=Text(text))
+        if self._running is None:
+            self._running = Live(
+                self._spinner,
+                console=self._console,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._running.start()
 
     def _finish(self) -> None:
         if self._stage is not None:

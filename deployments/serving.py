@@ -201,10 +201,9 @@ def _died(events: list[dict[str, object]]) -> str:
 
 @contextmanager
 def _chatter_to(file: Path) -> Iterator[None]:
-    """Send to a file what Ray and Serve print in this process; the view writes to the terminal
-    itself.
-    """
-    with file.open("a") as log, redirect_stdout(log), redirect_stderr(log):
+    """Send to a file what Ray and Serve print in this process; the view has the terminal."""
+    log = file.open("a")  # never closed: what Ray imports here keeps it until the process ends
+    with redirect_stdout(log), redirect_stderr(log):
         yield
 
 

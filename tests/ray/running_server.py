@@ -82,6 +82,14 @@ class RunningServer:
         self.join()
         return code
 
+    def stop_group(self, number: signal.Signals) -> None:
+        """Signal its whole process group, as a terminal's Ctrl-C does, and wait."""
+        if self.process.poll() is None:
+            self.look()
+            os.killpg(self.process.pid, number)
+            self.process.wait(STOP_LIMIT_S)
+        self.join()
+
     def join(self) -> None:
         """Until all it printed was read; its end of the pipe is closed by its last process."""
         self._reader.join(5)

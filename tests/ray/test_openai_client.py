@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 from polypath.tests.ray.running_server import RunningServer
 
 pytestmark = pytest.mark.ray
 
 MODEL = "tiny"
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 ENDLESS = {"ignore_eos": True}
 
 
