@@ -14,6 +14,10 @@ from .rules import Situation
 from .selection import WISHES, Selection, select
 from .sizes import Sizes, choose_sizes
 
+ENVIRONMENT = {"cpu": {"OMP_WAIT_POLICY": "passive"}}
+"""Variables that a worker's process needs before it imports torch: threads of torch's team that
+spin while they wait take the core that a gateway, a proxy or another thread needs."""
+
 
 def plan(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> ExecutionPlan:
     """The best plan that honours every explicit wish.
@@ -64,6 +68,7 @@ def _plan(
         prefix_cache=config.prefix_cache,
         memory=sizes.memory,
         num_threads=hardware.cpu.cores_usable,
+        environment=dict(ENVIRONMENT.get(situation.device, {})),
         rejected=tuple(rejections(hardware, model, config, selection)),
         origins=_origins(model, config, situation) | sizes.origins,
         notes=tuple(_notes(hardware, model, config, selection) + sizes.notes),
