@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..runtime.errors import ContextLengthError, RequestError
 from .json_body import JsonObject, json_type
-from .messages import Conversation
+from .messages import read_messages
+from .sampling import check_prompt_len
 from .schema import found_value
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class PromptReader:
 
         No token covers more bytes than the longest one does.
         """
-        most = max_model_len * self.max_token_bytes * NORMALIZER_SHRINK
+        most = max_model_len * self.max_token_bytes
+        most *= NORMALIZER_SHRINK if self.tokenizer.normalizes else 1
         if num_bytes > most:
             raise ContextLengthError(
                 f"{param} has {num_bytes} bytes of text; the context holds {max_model_len} tokens, "
@@ -65,27 +67,33 @@ class PromptReader:
 
     async def read_chat(
         self,
-        conversation: Conversation,
+        messages: Sequence[object],
         *,
         add_generation_prompt: bool,
         template_kwargs: JsonObject,
         max_model_len: int,
-    ) -> Prompt:
-        """Render and tokenize a chat; control words that users typed stay plain characters."""
-        self.check_fits(conversation.num_bytes, max_model_len, "messages")
+    ) -> tuple[Prompt, bool]:
+        """A chat as one prompt, and whether its history has tool calls.
+
+        Control words that users typed stay plain characters. Raises `RequestError`.
+        """
         template = self.chat_template
         assert template is not None, "the caller refuses chats of a model without a template"
-        ids = await self.run(
-            lambda: template.encode(
+
+        def read() -> tuple[Prompt, bool]:
+            conversation = read_messages(messages)
+            self.check_fits(conversation.num_bytes, max_model_len, "messages")
+            ids = template.encode(
                 conversation.messages,
                 self.tokenizer,
                 add_generation_prompt=add_generation_prompt,
                 extra=template_kwargs,
             )
-        )
-        if not ids:
-            raise RequestError("messages render to no token at all; send some text", "messages")
-        return Prompt(tuple(ids))
+            if not ids:
+                raise RequestError("messages render to no token; send some text", "messages")
+            return Prompt(tuple(ids)), conversation.has_tool_calls
+
+        return await self.run(read)
 
     async def read_text(self, text: str, add_special_tokens: bool, max_model_len: int) -> Prompt:
         """A raw text, which may be empty; control words in it become control tokens."""
@@ -103,24 +111,45 @@ class PromptReader:
         vocab_size: int,
         max_model_len: int,
         needs_text: bool,
+        check_count: Callable[[int], None],
     ) -> list[Prompt]:
         """`prompt` of a completion: a text, a list of texts, ids, or a list of id lists.
 
-        `needs_text`: ids are turned into text too, for `echo`.
+        `needs_text`: ids are turned into text too, for `echo`. `check_count` may refuse how many
+        prompts there are, before any is read.
         """
-        texts, id_lists = _split(prompt)
-        for param, ids in id_lists:
-            _check_ids(ids, param, vocab_size)
-        for param, text in texts:
-            self.check_fits(len(text.encode()), max_model_len, param)
-        if not needs_text and id_lists:
-            return [Prompt(tuple(ids)) for _, ids in id_lists]
-        return await self.run(
-            lambda: (
-                [self._encode(text, param, add_special_tokens) for param, text in texts]
-                + [Prompt(tuple(ids), self.tokenizer.decode(ids)) for _, ids in id_lists]
-            )
-        )
+
+        def read() -> list[Prompt]:
+            items = _items(prompt)
+            check_count(len(items))
+            for param, item in items:
+                if isinstance(item, str):
+                    self.check_fits(len(item.encode()), max_model_len, param)
+            return [
+                self._encode(item, param, add_special_tokens)
+                if isinstance(item, str)
+                else self._ids(item, param, vocab_size, max_model_len, needs_text)
+                for param, item in items
+            ]
+
+        return await self.run(read)
+
+    def _ids(
+        self, items: object, param: str, vocab_size: int, max_model_len: int, needs_text: bool
+    ) -> Prompt:
+        assert isinstance(items, list), "what is no text is a list"
+        if not items:
+            raise RequestError(f"{param} has no token; send at least one", param)
+        check_prompt_len(len(items), max_model_len, param)
+        ids = [
+            _token_id(item, f"{param}[{number}]", vocab_size) for number, item in enumerate(items)
+        ]
+        if not needs_text:
+            return Prompt(tuple(ids))
+        # The first token that the tokenizer would add is no part of a text.
+        is_added = self.tokenizer.adds_bos and ids[0] == self.tokenizer.bos_id
+        text = self.tokenizer.decode(ids[is_added:], skip_special_tokens=False)
+        return Prompt(tuple(ids), text)
 
     def _encode(self, text: str, param: str, add_special_tokens: bool) -> Prompt:
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -129,10 +158,10 @@ class PromptReader:
         return Prompt(tuple(ids), text)
 
 
-def _split(prompt: object) -> tuple[list[tuple[str, str]], list[tuple[str, list[int]]]]:
-    """The texts, or the id lists, of a `prompt`, each with the path that names it in errors."""
+def _items(prompt: object) -> list[tuple[str, object]]:
+    """Each text or id list of a `prompt`, with the path that names it in errors."""
     if isinstance(prompt, str):
-        return [("prompt", prompt)], []
+        return [("prompt", prompt)]
     if not isinstance(prompt, list):
         raise RequestError(
             f"prompt is {json_type(prompt)}; it must be a string, a list of strings, "
@@ -141,49 +170,23 @@ def _split(prompt: object) -> tuple[list[tuple[str, str]], list[tuple[str, list[
         )
     if not prompt:
         raise RequestError("prompt is an empty list; send at least one prompt or token", "prompt")
-    if _as_id(prompt[0]) is not None:
-        return [], [("prompt", _ids(prompt, "prompt"))]
-    if isinstance(prompt[0], list):
-        paths = [f"prompt[{number}]" for number in range(len(prompt))]
-        return [], [(path, _ids(item, path)) for path, item in zip(paths, prompt, strict=True)]
-    texts: list[tuple[str, str]] = []
+    if not isinstance(prompt[0], str | list):
+        return [("prompt", prompt)]
+    kind, name = (str, "strings") if isinstance(prompt[0], str) else (list, "lists of token ids")
     for number, item in enumerate(prompt):
-        if not isinstance(item, str):
+        if not isinstance(item, kind):
+            path = f"prompt[{number}]"
             raise RequestError(
-                f"prompt[{number}] is {json_type(item)}; a list of prompts holds strings only, "
-                "or lists of token ids only",
-                f"prompt[{number}]",
+                f"{path} is {json_type(item)}; it must be like the first: {name} only", path
             )
-        texts.append((f"prompt[{number}]", item))
-    return texts, []
+    return [(f"prompt[{number}]", item) for number, item in enumerate(prompt)]
 
 
-def _as_id(value: object) -> int | None:
+def _token_id(value: object, path: str, vocab_size: int) -> int:
     """A token id as JSON writes it: 5 or 5.0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        return None
-    return int(value)
-
-
-def _ids(items: object, path: str) -> list[int]:
-    if not isinstance(items, list):
-        raise RequestError(f"{path} is {json_type(items)}; it must be a list of token ids", path)
-    if not items:
-        raise RequestError(f"{path} has no token; send at least one", path)
-    ids: list[int] = []
-    for number, item in enumerate(items):
-        token_id = _as_id(item)
-        if token_id is None:
-            where = f"{path}[{number}]"
-            raise RequestError(f"{where} is {found_value(item)}; it must be a token id", where)
-        ids.append(token_id)
-    return ids
-
-
-def _check_ids(ids: Sequence[int], path: str, vocab_size: int) -> None:
-    for number, token_id in enumerate(ids):
-        if not 0 <= token_id < vocab_size:
-            raise RequestError(
-                f"{path}[{number}] is {token_id}; token ids are 0 to {vocab_size - 1}",
-                f"{path}[{number}]",
-            )
+    token_id = int(value) if isinstance(value, float) and value.is_integer() else value
+    if not isinstance(token_id, int) or isinstance(token_id, bool):
+        raise RequestError(f"{path} is {found_value(value)}; it must be a token id", path)
+    if not 0 <= token_id < vocab_size:
+        raise RequestError(f"{path} is {token_id}; token ids are 0 to {vocab_size - 1}", path)
+    return token_id

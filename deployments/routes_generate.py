@@ -18,11 +18,10 @@ from .chat_format import ChatFormat
 from .completion_format import CompletionFormat
 from .gateway import Gateway, ServedModel
 from .generation import Generation
-from .json_body import json_type, read_json
-from .messages import Conversation, read_messages
+from .json_body import json_type
 from .prompts import Prompt
 from .sampling import AnswerRules, answer_rules, check_context
-from .schema import GenerationBody, body_schema, found_value, parse
+from .schema import GenerationBody, body_schema, found_value, read_request
 from .schema_chat import ChatBody
 from .schema_completion import CompletionBody
 from .schema_refused import TOOLS_WHY
@@ -59,14 +58,15 @@ class _Chat:
     async def answer(self, request: HttpRequest) -> Response:
         arrived_s = time.monotonic()
         gateway = self._gateway
-        body = parse(ChatBody, await read_json(request, gateway.settings.max_body_bytes))
+        body = await read_request(ChatBody, request, gateway.settings.max_body_bytes)
         model = gateway.find_model(body.model)
         gateway.require_workers(model)
         check_tools(body)
         rules = answer_rules(body, model.vocab_size, gateway.settings)
-        conversation = read_chat_messages(model, body.messages)
-        prompt = await model.prompts.read_chat(
-            conversation,
+        require_template(model)
+        check_capacity(model, 1, rules.num_choices)
+        prompt, has_tool_calls = await model.prompts.read_chat(
+            body.messages,
             add_generation_prompt=body.add_generation_prompt,
             template_kwargs=body.chat_template_kwargs,
             max_model_len=model.max_model_len,
@@ -79,14 +79,14 @@ class _Chat:
             generation,
             model.prompts.tokenizer,
             stream_options=body.stream_options,
-            warnings=self._warnings(model, conversation),
+            warnings=self._warnings(model) if has_tool_calls else (),
         )
         form = ChatFormat(head, has_logprobs=body.logprobs)
         return GenerationResponse(generation, head, form, is_stream=body.stream)
 
-    def _warnings(self, model: ServedModel, conversation: Conversation) -> list[str]:
+    def _warnings(self, model: ServedModel) -> list[str]:
         template = model.prompts.chat_template
-        if not conversation.has_tool_calls or template is None or template.supports_tool_calls:
+        if template is None or template.supports_tool_calls:
             return []
         warning = (
             f"the chat template of {model.name} knows no tool calls: "
@@ -105,7 +105,7 @@ class _Completion:
     async def answer(self, request: HttpRequest) -> Response:
         arrived_s = time.monotonic()
         gateway = self._gateway
-        body = parse(CompletionBody, await read_json(request, gateway.settings.max_body_bytes))
+        body = await read_request(CompletionBody, request, gateway.settings.max_body_bytes)
         model = gateway.find_model(body.model)
         gateway.require_workers(model)
         if body.best_of is not None and body.best_of != body.n:
@@ -121,6 +121,7 @@ class _Completion:
             vocab_size=model.vocab_size,
             max_model_len=model.max_model_len,
             needs_text=body.echo,
+            check_count=lambda count: check_capacity(model, count, rules.num_choices),
         )
         for number, prompt in enumerate(prompts):
             param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
@@ -141,14 +142,7 @@ def start(
     body: GenerationBody,
     arrived_s: float,
 ) -> Generation:
-    """The engine requests of one API request. Raises `RequestError` when no worker holds them."""
-    num_answers = len(prompts) * rules.num_choices
-    if num_answers > model.capacity:
-        raise RequestError(
-            f"{len(prompts)} prompts with n {rules.num_choices} are {num_answers} answers at once; "
-            f"a worker holds {model.capacity}. Split the request.",
-            "n" if len(prompts) == 1 else "prompt",
-        )
+    """The engine requests of one API request, ready to run."""
     answers: list[Answer] = []
     name = secrets.token_hex(8)
     for number, prompt in enumerate(prompts):
@@ -165,8 +159,19 @@ def start(
     return Generation(gateway, model, answers, arrived_s=arrived_s)
 
 
-def read_chat_messages(model: ServedModel, messages: list[object]) -> Conversation:
-    """Messages for this model's template. Raises `RequestError` when it has none."""
+def check_capacity(model: ServedModel, num_prompts: int, num_choices: int) -> None:
+    """Raise `RequestError` when the answers are more than any worker runs and queues."""
+    num_answers = num_prompts * num_choices
+    if num_answers > model.capacity:
+        raise RequestError(
+            f"{num_prompts} prompts with n {num_choices} are {num_answers} answers at once; "
+            f"a worker holds {model.capacity}. Split the request.",
+            "n" if num_prompts == 1 else "prompt",
+        )
+
+
+def require_template(model: ServedModel) -> None:
+    """Raise `RequestError` when a model cannot chat."""
     if model.prompts.chat_template is None:
         raise RequestError(
             f"{model.name} has no chat template, so it cannot chat; send a prompt to "
@@ -174,7 +179,6 @@ def read_chat_messages(model: ServedModel, messages: list[object]) -> Conversati
             "messages",
             "no_chat_template",
         )
-    return read_messages(messages)
 
 
 def check_tools(body: ChatBody) -> None:

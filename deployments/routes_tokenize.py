@@ -8,11 +8,10 @@ from starlette.responses import Response
 
 from ..runtime.errors import RequestError
 from .gateway import Gateway, ServedModel
-from .json_body import read_json
 from .json_response import json_response
 from .prompts import Prompt
-from .routes_generate import read_chat_messages
-from .schema import body_schema, parse
+from .routes_generate import require_template
+from .schema import body_schema, read_request
 from .schema_completion import DetokenizeBody, TokenizeBody
 from .schema_refused import TOOLS_WHY
 from .token_logprobs import token_name
@@ -23,7 +22,7 @@ def tokenize_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter()
 
     async def tokenize(request: HttpRequest) -> Response:
-        body = parse(TokenizeBody, await read_json(request, gateway.settings.max_body_bytes))
+        body = await read_request(TokenizeBody, request, gateway.settings.max_body_bytes)
         model = gateway.find_model(body.model)
         gateway.require_workers(model)
         prompt = await _read(model, body)
@@ -38,7 +37,7 @@ def tokenize_routes(gateway: Gateway) -> APIRouter:
         )
 
     async def detokenize(request: HttpRequest) -> Response:
-        body = parse(DetokenizeBody, await read_json(request, gateway.settings.max_body_bytes))
+        body = await read_request(DetokenizeBody, request, gateway.settings.max_body_bytes)
         model = gateway.find_model(body.model)
         tokenizer = model.prompts.tokenizer
         for number, token_id in enumerate(body.tokens):
@@ -80,9 +79,11 @@ async def _read(model: ServedModel, body: TokenizeBody) -> Prompt:
             "add_special_tokens is not supported with messages: the chat template writes them",
             "add_special_tokens",
         )
-    return await model.prompts.read_chat(
-        read_chat_messages(model, body.messages),
+    require_template(model)
+    prompt, _ = await model.prompts.read_chat(
+        body.messages,
         add_generation_prompt=body.add_generation_prompt,
         template_kwargs=body.chat_template_kwargs,
         max_model_len=max_model_len,
     )
+    return prompt

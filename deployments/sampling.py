@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..runtime.errors import ContextLengthError, RequestError
 from ..runtime.request import SamplingParams
@@ -77,13 +78,18 @@ def answer_rules(body: GenerationBody, vocab_size: int, settings: ApiSettings) -
     )
 
 
-def check_context(prompt_len: int, max_tokens: int | None, max_model_len: int, param: str) -> None:
-    """Raise `ContextLengthError`, with the numbers, when prompt and answer cannot fit."""
+def check_prompt_len(prompt_len: int, max_model_len: int, param: str) -> None:
+    """Raise `ContextLengthError`, with both numbers, for a prompt beyond the context."""
     if prompt_len > max_model_len:
         raise ContextLengthError(
             f"{param} has {prompt_len} tokens; the context holds {max_model_len}. Shorten it.",
             param,
         )
+
+
+def check_context(prompt_len: int, max_tokens: int | None, max_model_len: int, param: str) -> None:
+    """Raise `ContextLengthError`, with the numbers, when prompt and answer cannot fit."""
+    check_prompt_len(prompt_len, max_model_len, param)
     if max_tokens is None and prompt_len == max_model_len:
         raise ContextLengthError(
             f"{param} has {prompt_len} tokens and fills the context of {max_model_len}; "
@@ -188,7 +194,7 @@ def _seed(seed: int | None) -> int:
     return seed
 
 
-def _stop_strings(stop: str | list[str] | None, settings: ApiSettings) -> tuple[str, ...]:
+def _stop_strings(stop: str | list[Any] | None, settings: ApiSettings) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else stop or []
     if len(strings) > settings.max_stop_strings:
         raise RequestError(
@@ -197,6 +203,8 @@ def _stop_strings(stop: str | list[str] | None, settings: ApiSettings) -> tuple[
         )
     for number, text in enumerate(strings):
         param = "stop" if isinstance(stop, str) else f"stop[{number}]"
+        if not isinstance(text, str):
+            raise RequestError(f"{param} is {found_value(text)}; it must be a string", param)
         if not text:
             raise RequestError(f"{param} is empty; it would end every answer at once", param)
         if len(text) > settings.max_stop_chars:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
 
 from .errors import ApiError
-from .json_body import JsonObject, json_type
+from .json_body import JsonObject, json_type, read_json, run_if_large
 
 
 def _whole(value: object) -> object:
@@ -17,6 +28,7 @@ def _whole(value: object) -> object:
 
 
 Integer = Annotated[int, BeforeValidator(_whole)]
+Integers = Annotated[list[Integer], FailFast()]
 BodyType = TypeVar("BodyType", bound="Body")
 
 
@@ -29,9 +41,12 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:  # whatever JSON holds
-        if isinstance(data, dict):
-            return {key: value for key, value in data.items() if value is not None}
-        return data
+        if not isinstance(data, dict):
+            return data
+        for name in data:  # here, since pydantic would write an error for each of a million
+            if name not in cls.model_fields:
+                raise PydanticCustomError("unknown_field", "unknown", {"name": name})
+        return {key: value for key, value in data.items() if value is not None}
 
 
 class Refused:
@@ -78,8 +93,8 @@ class GenerationBody(Body):
     repetition_penalty: float = 1.0
     logit_bias: dict[str, Any] = Field(default_factory=dict)  # checked with the model's vocabulary
     seed: Integer | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Integer] = Field(default_factory=list)
+    stop: str | list[Any] | None = None  # items are checked with the limits
+    stop_token_ids: Integers = Field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -96,6 +111,7 @@ class GenerationBody(Body):
     session_id: str | None = None
 
 
+@cache
 def body_schema(body_type: type[Body]) -> dict[str, Any]:  # JSON Schema
     """The body's schema in the place where OpenAPI wants it, references filled in."""
     schema = body_type.model_json_schema()
@@ -113,6 +129,13 @@ def body_schema(body_type: type[Body]) -> dict[str, Any]:  # JSON Schema
 
     content = {"application/json": {"schema": filled(schema)}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+async def read_request(body_type: type[BodyType], request: Request, max_bytes: int) -> BodyType:
+    """A request's body, read and checked. Raises `ApiError`."""
+    data = await read_json(request, max_bytes)
+    num_bytes = int(request.headers.get("content-length", max_bytes))
+    return await run_if_large(num_bytes, lambda: parse(body_type, data))
 
 
 def parse(body_type: type[BodyType], data: JsonObject) -> BodyType:
@@ -137,9 +160,9 @@ def parse(body_type: type[BodyType], data: JsonObject) -> BodyType:
 
 def _explain(error: ValidationError, body_type: type[Body]) -> ApiError:
     details = error.errors(include_url=False)
-    first = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
-    if first["type"] == "extra_forbidden":
-        param = _path(first["loc"])[:80]
+    first = details[0]
+    if first["type"] == "unknown_field":
+        param = ".".join([*map(str, first["loc"]), first.get("ctx", {})["name"]])[:80]
         known = ", ".join(sorted(body_type.model_fields))
         message = f"{param} is no field of this request. Known fields: {known}."
         return ApiError(400, message, param=param, code="unknown_parameter")

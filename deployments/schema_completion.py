@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from .schema import Body, GenerationBody, Integer, Refused
+from .schema import Body, GenerationBody, Integer, Integers, Refused
 from .schema_refused import GENERATION_REFUSED, TEMPLATE_REFUSED
 
 
@@ -46,4 +46,4 @@ class DetokenizeBody(Body):
     """Token ids to turn back into text."""
 
     model: str | None = None
-    tokens: list[Integer] = Field()
+    tokens: Integers = Field()

@@ -30,7 +30,12 @@ Serve = Callable[..., Awaitable[Gateway]]  # the fixture `serve`
 
 def client_of(gateway: Gateway) -> httpx.AsyncClient:
     """A client of the whole API, in process; answers arrive when they are whole."""
-    transport = httpx.ASGITransport(build_api(gateway))
+    return app_client(build_api(gateway))
+
+
+def app_client(app: FastAPI) -> httpx.AsyncClient:
+    """The same for an app that several tests share."""
+    transport = httpx.ASGITransport(app)
     return httpx.AsyncClient(transport=transport, base_url="http://polypath")
 
 
@@ -199,7 +204,7 @@ def _logprob(token_id: int, num_top: int) -> TokenLogprob:
 
 
 class Call:
-    """One request straight into the ASGI app: chunks as they leave, and a client that may go away."""
+    """One request straight into the ASGI app, chunk by chunk, whose client may go away."""
 
     def __init__(
         self,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from polypath.deployments.api_settings import ApiSettings
+from polypath.deployments.gateway import Gateway
+from polypath.deployments.routes import build_api
+from polypath.runtime.checkpoint.source import Checkpoint
 from polypath.runtime.errors import ContextLengthError, EngineError, QueueFullError, RequestError
-from polypath.tests.http.fakes import FakeLink, Serve, client_of, ids_of
+from polypath.tests.http.fakes import FakeLink, Serve, app_client, client_of, ids_of
 
 pytestmark = pytest.mark.anyio
 
@@ -141,8 +148,8 @@ TEXTS = [
     ({"prompt": ["a", 5]}, "prompt[1]", "an integer"),
     ({"prompt": [5, "a"]}, "prompt[1]", "'a'"),
     ({"prompt": [[5], "a"]}, "prompt[1]", "a string"),
-    ({"prompt": [5.5]}, "prompt[0]", "a number"),
-    ({"prompt": [True]}, "prompt[0]", "boolean"),
+    ({"prompt": [5.5]}, "prompt[0]", "5.5"),
+    ({"prompt": [True]}, "prompt[0]", "True"),
     ({"prompt": 5}, "prompt", "an integer"),
     ({"prompt": {"a": 1}}, "prompt", "an object"),
     ({"prompt": [260]}, "prompt[0]", "0 to 259"),
@@ -163,6 +170,10 @@ TEXTS = [
 ]
 
 
+def _names(count: int) -> bytes:
+    return b",".join(b'"f%d":1' % number for number in range(count))
+
+
 def check_error(response: Any, status: int, param: str | None, piece: str) -> None:
     assert response.status_code == status, response.text
     error = response.json()["error"]
@@ -171,17 +182,26 @@ def check_error(response: Any, status: int, param: str | None, piece: str) -> No
     assert piece in error["message"]
 
 
+@pytest.fixture(scope="module")
+def strict(tiny: Checkpoint) -> Iterator[tuple[FastAPI, FakeLink]]:
+    """One app for the whole table: nothing of it may reach the worker."""
+    gateway, link = Gateway(), FakeLink()
+    gateway.add_checkpoint(tiny, name="tiny")
+    asyncio.run(gateway.add_worker(link))
+    yield build_api(gateway), link
+    gateway.close()
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "piece"),
     [("/v1/chat/completions", CHAT | extra, param, piece) for extra, param, piece in BOTH + CHATS]
     + [("/v1/completions", TEXT | extra, param, piece) for extra, param, piece in BOTH + TEXTS],
 )
 async def test_a_wrong_field_is_named(
-    serve: Serve, path: str, body: dict[str, Any], param: str, piece: str
+    strict: tuple[FastAPI, FakeLink], path: str, body: dict[str, Any], param: str, piece: str
 ) -> None:
-    link = FakeLink()
-    gateway = await serve(link)
-    async with client_of(gateway) as client:
+    app, link = strict
+    async with app_client(app) as client:
         response = await client.post(path, json=body)
     check_error(response, 404 if param == "model" and piece == "gpt-9" else 400, param, piece)
     assert not link.requests
@@ -197,7 +217,7 @@ async def test_a_wrong_field_is_named(
         (b"null", "null"),
         (b'{"prompt": "a", "temperature": NaN}', "not valid JSON"),
         (b'{"prompt": "a", "temperature": Infinity}', "not valid JSON"),
-        (b'{"prompt": "a", "logit_bias": {"5": 1e400}}', "not valid JSON"),
+        (b'{"prompt": "\\ud800", "seed": 1e400}', "not valid JSON"),
         (b'{"prompt": "\\ud800"}', "not valid JSON"),
         (b'{"prompt": "\xff"}', "not valid JSON"),
         (b'{"prompt": "a", "seed": ' + b"1" * 100_000 + b"}", "not valid JSON"),
@@ -212,6 +232,54 @@ async def test_what_is_no_json_object_is_a_400(serve: Serve, raw: bytes, piece: 
     check_error(response, 400, None, piece)
 
 
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        (b'"logit_bias": {"5": 1e400}', "logit_bias"),
+        (b'"temperature": 1e400', "temperature"),
+        (b'"seed": -1e400', "seed"),
+        (b'"prompt": [1e400]', "prompt[0]"),
+        (b'"prompt": [[5, 1e30]]', "prompt[0][1]"),
+    ],
+)
+async def test_a_number_beyond_a_double_is_refused_by_its_field(
+    serve: Serve, field: bytes, param: str
+) -> None:
+    gateway = await serve(FakeLink())
+    async with client_of(gateway) as client:
+        raw = b'{"prompt": "a", ' + field + b"}"
+        response = await client.post("/v1/completions", content=raw)
+    check_error(response, 400, param, param)
+
+
+MILLION = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "param"),
+    [
+        ("/v1/completions", b'{"prompt": [' + b"5," * MILLION + b"5]}", "prompt"),
+        ("/v1/completions", b'{"prompt": [' + b'"",' * MILLION + b'""]}', "prompt"),
+        ("/v1/completions", b'{"prompt": "a", "stop": [' + b"5," * MILLION + b"5]}", "stop"),
+        ("/v1/chat/completions", b'{"messages": [' + b"5," * MILLION + b"5]}", "messages[0]"),
+        ("/detokenize", b'{"tokens": [' + b'"",' * MILLION + b'""]}', "tokens[0]"),
+        ("/v1/completions", b'{"stream_options": {' + _names(300_000) + b"}}", "stream_options.f0"),
+        ("/v1/completions", b"{" + _names(300_000) + b"}", "f0"),
+    ],
+    ids=["ids", "prompts", "stops", "messages", "tokens", "options", "fields"],
+)
+async def test_a_million_wrong_items_are_one_soon_refusal(
+    serve: Serve, path: str, raw: bytes, param: str
+) -> None:
+    gateway = await serve(FakeLink(), settings=ApiSettings(max_body_bytes=2**23))
+    start = time.monotonic()
+    async with client_of(gateway) as client:
+        response = await client.post(path, content=raw)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert time.monotonic() - start < 2
+
+
 async def test_another_content_type_is_a_415_that_says_what_to_send(serve: Serve) -> None:
     gateway = await serve(FakeLink())
     async with client_of(gateway) as client:
@@ -224,7 +292,7 @@ async def test_a_body_over_the_limit_is_a_413(serve: Serve, is_chunked: bool) ->
     gateway = await serve(FakeLink(), settings=ApiSettings(max_body_bytes=1000))
     raw = b'{"prompt": "' + b"x" * 1000 + b'"}'
 
-    async def pieces() -> Any:
+    async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(raw), 100):
             yield raw[start : start + 100]
 
@@ -239,7 +307,7 @@ async def test_a_body_over_the_limit_is_a_413(serve: Serve, is_chunked: bool) ->
 async def test_a_body_in_one_byte_pieces_is_as_good(serve: Serve) -> None:
     gateway = await serve(FakeLink("ok"))
 
-    async def pieces() -> Any:
+    async def pieces() -> AsyncIterator[bytes]:
         for byte in b'{"prompt": "hi"}':
             yield bytes([byte])
 
