@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..runtime.checkpoint.source import open_checkpoint
 from ..runtime.config import EngineConfig
@@ -27,12 +27,15 @@ from .serve_view import ServeView
 
 if TYPE_CHECKING:
     from ..runtime.planning.plan import ExecutionPlan
-    from .deploy import Deployment, Progress
+    from .deploy import Deployment
+
+T = TypeVar("T")
 
 UNKNOWN_MAX_RUNNING = 1024  # on a named cluster the worker's plan is made there
 POLL_S = 0.1
 WATCH_S = 1.0
 STOP_LIMIT_S = 8.0
+STOP_BUSY_LIMIT_S = 2.0  # while Ray still starts or stops something
 GATEWAY_LIMIT_S = 60.0  # from a ready worker to an answer over HTTP
 
 
@@ -63,6 +66,7 @@ class Session:
         # One thread for all of Ray: its processes end when the thread that started them does.
         self._thread = ThreadPoolExecutor(1, "ray")
         self._deployment: Deployment | None = None
+        self._busy: Future[Any] | None = None  # the last call into Ray
 
     def run(self, host: str, port: int) -> int:
         """Start, watch, stop; the exit code."""
@@ -78,25 +82,24 @@ class Session:
                 code = 1
                 self._view.error(str(error), logs=self._ray.logs)
             finally:
-                self._stop(keep_logs=code != 0)
+                self._stop(code)
         return code
 
     def _start(self, interrupts: Interrupts, host: str, port: int) -> None:
         self._view.stage("ray", self._ray.name)
-        started = self._thread.submit(self._ray.start)
+        started = self._busy = self._thread.submit(self._ray.start)
         from .deploy import Deployment  # imports Serve and FastAPI while Ray starts
 
         interrupts.wait_for(started)
         self._ray.watch()
         self._view.stage("serve", "")
         num_gpus = self._ray.num_gpus if isinstance(self._ray, LocalRay) else 0
-        self._deployment = Deployment(
-            self._config, max_running=self._max_running, num_gpus=num_gpus
-        )
+        deployment = Deployment(self._config, max_running=self._max_running, num_gpus=num_gpus)
+        self._deployment = deployment
         if isinstance(self._ray, NamedRay):
-            interrupts.wait_for(self._thread.submit(self._ray.claim))
-        interrupts.wait_for(self._thread.submit(self._deployment.submit, host, port))
-        self._await_ready(interrupts, self._deployment)
+            self._call(interrupts, self._ray.claim)
+        self._call(interrupts, lambda: deployment.submit(host, port))
+        self._await_ready(interrupts, deployment)
 
     def _await_ready(self, interrupts: Interrupts, deployment: Deployment) -> None:
         from .deploy import StartFailed
@@ -104,7 +107,7 @@ class Session:
         self._view.stage("worker", "")
         ready_since: float | None = None
         while True:
-            progress: Progress = interrupts.wait_for(self._thread.submit(deployment.progress))
+            progress = self._call(interrupts, deployment.progress)
             self._ray.watch()
             self._view.progress(progress.record.events)
             if progress.failure:
@@ -129,7 +132,7 @@ class Session:
         while True:
             interrupts.sleep(WATCH_S)
             self._ray.watch()
-            record = interrupts.wait_for(self._thread.submit(self._deployment.record))
+            record = self._call(interrupts, self._deployment.record)
             if record.attempt != attempt:
                 attempt, was_ready = record.attempt, False
                 self._view.note("the worker died; a new one is starting")
@@ -137,18 +140,24 @@ class Session:
                 was_ready = True
                 self._view.note(f"the worker is back (process {record.pid})")
 
-    def _stop(self, *, keep_logs: bool) -> None:
-        stopped: Future[None] = self._thread.submit(self._ray.stop, keep_logs=keep_logs)
-        deadline = time.monotonic() + STOP_LIMIT_S
-        while not stopped.done() and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def _call(self, interrupts: Interrupts, function: Callable[[], T]) -> T:
+        """Call into Ray on its thread, with signals heard meanwhile."""
+        self._busy = future = self._thread.submit(function)
+        return interrupts.wait_for(future)
+
+    def _stop(self, code: int) -> None:
+        """Orderly, unless Ray is in the middle of something or hangs: nothing of ours may stay."""
+        stopped = self._thread.submit(self._ray.stop, keep_logs=code != 0)
+        limit_s = STOP_LIMIT_S
+        if self._busy is not None and not self._busy.done():
+            limit_s = STOP_BUSY_LIMIT_S
+        done, _ = wait([stopped], timeout=limit_s)
         self._view.close()
-        if stopped.done():
-            self._thread.shutdown()
-            stopped.result()
-        else:  # something in Ray hangs; nothing of ours may stay
+        if not done:
             self._ray.kill()
-            _leave(1)
+            _leave(code)
+        self._thread.shutdown()
+        stopped.result()
 
     def _give_up(self) -> None:
         self._view.close()

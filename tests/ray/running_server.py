@@ -94,9 +94,9 @@ class RunningServer:
         """Until all it printed was read; its end of the pipe is closed by its last process."""
         self._reader.join(5)
 
-    def left_over(self) -> list[str]:
-        """Names of its processes that still run."""
-        _, alive = psutil.wait_procs(self.family, timeout=3)
+    def left_over(self, grace_s: float = 3.0) -> list[str]:
+        """Names of its processes that still run after `grace_s` seconds."""
+        _, alive = psutil.wait_procs(self.family, timeout=grace_s)
         return [f"{p.pid} {p.name()}" for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
     def _read(self) -> None:

@@ -91,7 +91,7 @@ def test_a_signal_leaves_no_process_and_no_folder(tiny_model: Path, number: sign
 def test_a_signal_during_the_start_leaves_no_process(tiny_model: Path, after_s: float) -> None:
     server = RunningServer(start(["serve", str(tiny_model), "--port", "0"]))
     time.sleep(after_s)
-    assert server.stop() in (0, 130, -signal.SIGINT)
+    assert server.stop() in (0, 130)
     assert server.left_over() == []
     assert "Traceback" not in server.output
 
@@ -100,4 +100,4 @@ def test_a_signal_during_the_start_leaves_no_process(tiny_model: Path, after_s: 
 def test_a_killed_server_takes_its_processes_with_it(tiny_model: Path) -> None:
     with serving([str(tiny_model), "--port", "0"]) as server:
         server.stop(signal.SIGKILL)
-        assert server.left_over() == []
+        assert server.left_over(grace_s=90) == []  # two agents of Ray take half a minute
