@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import ModelConfig
 from ..errors import ModelError
 from .config_values import ConfigValues
-from .folder_text import folder_templates, folder_tokenizer
+from .folder_text import eos_token_id, folder_templates, folder_tokenizer
 from .huggingface_config import read_huggingface_config
 from .json_file import read_json
 from .safetensors_file import DTYPES, StoredTensor, read_header
@@ -97,9 +97,11 @@ class FolderCheckpoint:
     def _complete(self, model: ModelConfig, config: ConfigValues) -> ModelConfig:
         """The config with what other files say: end tokens, stored type and size of the weights."""
         dtype, weight_bytes = _stored(self._tensors, model, config)
+        own = eos_token_id(self.path)
+        eos_ids = [*model.eos_ids, *self._generation_eos_ids(), *([] if own is None else [own])]
         return replace(
             model,
-            eos_ids=tuple(dict.fromkeys([*model.eos_ids, *self._generation_eos_ids()])),
+            eos_ids=tuple(dict.fromkeys(eos_ids)),
             stored_dtype=dtype,
             weight_bytes=weight_bytes,
         )

@@ -1,7 +1,9 @@
 """Tokenizer and chat templates of a Hugging Face folder: tokenizer.json, tokenizer_config.json,
 *.jinja.
 
-tokenizer.json is taken as it stands. transformers 5.24 rebuilds it for a few classes
+tokenizer.json is taken as it stands (what it adds in front of a text too: as in transformers,
+`add_bos_token` beside it counts
+for nothing). transformers 5.24 rebuilds it for a few classes
 (`LlamaTokenizer` over a SentencePiece
 vocabulary splits blanks after control words differently); where the two differ, the file wins here.
 """
@@ -33,12 +35,6 @@ def folder_tokenizer(folder: Path, eos_ids: tuple[int, ...], vocab_size: int) ->
     settings = read_settings(folder)
     roles = special_tokens(settings)
     _add_missing(backend, settings, roles)
-    if "add_bos_token" in settings or "add_eos_token" in settings:
-        set_frame(
-            backend,
-            roles.get("bos_token") if settings.get("add_bos_token") else None,
-            roles.get("eos_token") if settings.get("add_eos_token") else None,
-        )
     tokenizer = Tokenizer(backend, special_tokens=roles, eos_ids=eos_ids)
     if tokenizer.vocab_size > vocab_size:
         raise ModelError(
@@ -104,17 +100,21 @@ def token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def set_frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """What encoding adds in front and behind, replacing what the tokenizer did so far."""
-    from tokenizers import processors
-
-    tokens = [text for text in (bos, eos) if text is not None]
-    single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
-    pairs = [(text, backend.token_to_id(text)) for text in dict.fromkeys(tokens)]
-    # pyright: ignore[reportAttributeAccessIssue]
-    backend.post_processor = processors.TemplateProcessing(
-        single=single, pair=f"{single} $B:1", special_tokens=pairs
-    )
+def eos_token_id(folder: Path) -> int | None:
+    """Id of the tokenizer's own end token, without building the tokenizer."""
+    settings = read_settings(folder)
+    text = token_text(settings.get("eos_token"))
+    if text is None or not (folder / TOKENIZER).is_file():
+        return None
+    for token_id, entry in (settings.get("added_tokens_decoder") or {}).items():
+        if token_text(entry) == text:
+            return int(token_id)
+    content = read_json(folder / TOKENIZER)
+    for entry in content.get("added_tokens") or []:
+        if entry.get("content") == text:
+            return int(entry["id"])
+    vocab = (content.get("model") or {}).get("vocab")
+    return vocab.get(text) if isinstance(vocab, dict) else None
 
 
 def _read_backend(folder: Path) -> tokenizers.Tokenizer:

@@ -8,7 +8,6 @@ from ..errors import ModelError
 from ..pieces import BLANK
 from ..tokenizer import Tokenizer
 from .config_values import ConfigValues
-from .folder_text import set_frame
 from .gguf_file import GgufFile
 from .pre_tokenizers import ASSUMED, PRE_TOKENIZERS, PreTokenizer, apply_pre_tokenizer
 
@@ -44,7 +43,7 @@ def gguf_tokenizer(file: GgufFile, eos_ids: tuple[int, ...], vocab_size: int) ->
     _add_marked(backend, values, tokens, roles)
     adds_bos = values.flag("tokenizer.ggml.add_bos_token", adds_bos)
     adds_eos = values.flag("tokenizer.ggml.add_eos_token", False)
-    set_frame(
+    _set_frame(
         backend,
         roles.get("bos_token") if adds_bos else None,
         roles.get("eos_token") if adds_eos else None,
@@ -195,6 +194,19 @@ def _roles(values: ConfigValues, tokens: list[str]) -> dict[str, str]:
                 )
             roles[role] = tokens[token_id]
     return roles
+
+
+def _set_frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """What encoding adds in front and behind, replacing what the tokenizer did so far."""
+    from tokenizers import processors
+
+    tokens = [text for text in (bos, eos) if text is not None]
+    single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
+    pairs = [(text, backend.token_to_id(text)) for text in dict.fromkeys(tokens)]
+    # pyright: ignore[reportAttributeAccessIssue]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=f"{single} $B:1", special_tokens=pairs
+    )
 
 
 def _add_marked(
