@@ -39,13 +39,17 @@ class Answer:
 
 
 def build_engine(
-    folder: Path | str, *, pages: int | None = None, page_size: int = 16, **config: Any
+    folder: Path | str,
+    *,
+    pages: int | None = None,
+    page_size: int = 16,
+    **config: Any,
 ) -> Engine:
     """An engine over a tiny model; `pages` usable pages (one more is the scratch page)."""
     kv_bytes = None if pages is None else (pages + 1) * page_size * _bytes_per_token(folder)
     settings: dict[str, Any] = {"self_check": False, "kv_bytes": kv_bytes, "page_size": page_size}
     engine = Engine.build(EngineConfig(model=str(folder), **(settings | config)))
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # a second one waits for the first when tests share the machine
     return engine
 
 
