@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -9,9 +11,10 @@ from starlette.responses import Response
 from ..runtime.errors import RequestError
 from .gateway import Gateway, ServedModel
 from .json_response import json_response
-from .prompts import Prompt
+from .prompts import Prompt, PromptReader
 from .routes_generate import require_template
-from .schema import body_schema, read_request
+from .sampling import check_prompt_len
+from .schema import Body, body_schema, read_request
 from .schema_completion import DetokenizeBody, TokenizeBody
 from .schema_refused import TOOLS_WHY
 from .token_logprobs import token_name
@@ -26,42 +29,49 @@ def tokenize_routes(gateway: Gateway) -> APIRouter:
         model = gateway.find_model(body.model)
         gateway.require_workers(model)
         prompt = await _read(model, body)
-        names = [token_name(model.prompts.tokenizer, token_id) for token_id in prompt.ids]
+        names = None
+        if body.return_token_strs:
+            names = [token_name(model.prompts.tokenizer, token_id) for token_id in prompt.ids]
         return json_response(
             {
                 "count": len(prompt.ids),
                 "max_model_len": model.max_model_len,
                 "tokens": list(prompt.ids),
-                "token_strs": names if body.return_token_strs else None,
+                "token_strs": names,
             }
         )
 
     async def detokenize(request: HttpRequest) -> Response:
         body = await read_request(DetokenizeBody, request, gateway.settings.max_body_bytes)
         model = gateway.find_model(body.model)
-        tokenizer = model.prompts.tokenizer
-        for number, token_id in enumerate(body.tokens):
-            if not 0 <= token_id < tokenizer.vocab_size:
-                raise RequestError(
-                    f"tokens[{number}] is {token_id}; "
-                    f"token ids are 0 to {tokenizer.vocab_size - 1}",
-                    f"tokens[{number}]",
-                )
-        text = await model.prompts.run(
-            lambda: tokenizer.decode(body.tokens, skip_special_tokens=False)
-        )
-        return json_response({"prompt": text})
+        gateway.require_workers(model)
+        check_prompt_len(len(body.tokens), model.max_model_len, "tokens")
+        prompts = model.prompts
+        return json_response({"prompt": await prompts.run(lambda: _decode(prompts, body.tokens))})
 
-    for prefix in ("", "/v1"):
-        for name, endpoint, body_type in (
-            ("tokenize", tokenize, TokenizeBody),
-            ("detokenize", detokenize, DetokenizeBody),
-        ):
-            extra = body_schema(body_type)
-            router.add_api_route(
-                f"{prefix}/{name}", endpoint, methods=["POST"], openapi_extra=extra
-            )
+    _add_under_both(router, "tokenize", tokenize, TokenizeBody)
+    _add_under_both(router, "detokenize", detokenize, DetokenizeBody)
     return router
+
+
+def _add_under_both(
+    router: APIRouter,
+    name: str,
+    endpoint: Callable[[HttpRequest], Awaitable[Response]],
+    body_type: type[Body],
+) -> None:
+    extra = body_schema(body_type)
+    for path in (f"/{name}", f"/v1/{name}"):
+        router.add_api_route(path, endpoint, methods=["POST"], openapi_extra=extra)
+
+
+def _decode(prompts: PromptReader, token_ids: Sequence[int]) -> str:
+    last = prompts.tokenizer.vocab_size - 1
+    for number, token_id in enumerate(token_ids):
+        if not 0 <= token_id <= last:
+            path = f"tokens[{number}]"
+            raise RequestError(f"{path} is {token_id}; token ids are 0 to {last}", path)
+    return prompts.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 async def _read(model: ServedModel, body: TokenizeBody) -> Prompt:

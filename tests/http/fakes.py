@@ -46,6 +46,15 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+def check_error(response: httpx.Response, status: int, param: str | None, piece: str) -> None:
+    """The refusal has OpenAI's shape, names the field, and says what was found or is allowed."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert piece in error["message"]
+
+
 def ids_of(text: str) -> list[int]:
     """Ids of the tiny byte tokenizer."""
     return [4 + byte for byte in text.encode()]

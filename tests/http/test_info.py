@@ -185,6 +185,7 @@ async def test_tokenize_renders_messages(serve: Serve) -> None:
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "x" * 100_000}, "prompt"),
         ("/detokenize", {"tokens": [260]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [5] * 513}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/detokenize", {"tokens": [5, 10**30]}, "tokens[1]"),
