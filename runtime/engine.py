@@ -155,15 +155,15 @@ class Engine:
         start = time.monotonic()
         try:
             logits, runner, reason = self._runner.forward(batch)
+            self.counters.forward_seconds += time.monotonic() - start
+            with torch.inference_mode():
+                tokens = self._sample(rows, logits)
         except RuntimeError as error:
             return self._fail(rows, error)
-        self.counters.forward_seconds += time.monotonic() - start
         key = (batch.mode.value, runner, reason.value)
         self.counters.steps[key] += 1
         for row in rows:
             row.state.steps[key] += 1
-        with torch.inference_mode():
-            tokens = self._sample(rows, logits)
         return [output for row in rows if (output := self._emit(row, tokens)) is not None]
 
     def _fail(self, rows: list[ScheduledRow], error: RuntimeError) -> list[RequestOutput]:
@@ -171,7 +171,7 @@ class Engine:
         logger.error("a step failed again after its retry; its %d requests end", len(rows))
         self.counters.step_failures += 1
         self.pages.forget_all()
-        text = f"the worker's forward pass failed: {str(error).splitlines()[0][:200]}"
+        text = f"the worker's forward pass failed: {str(error).partition(chr(10))[0][:200]}"
         for row in rows:
             self._scheduler.finish(row.state)
         return [self._ended(row.state, FinishReason.ERROR, text) for row in rows]
@@ -229,7 +229,10 @@ class Engine:
         if token is None:
             self._scheduler.finish(state)
             self.pages.forget_all()
-            text = "the model computed logits that are not finite; its weights may be damaged"
+            text = (
+                "no token can be drawn: the model's logits are not finite (its weights may be "
+                "damaged), or the request's own bias and min_tokens forbid every token"
+            )
             return self._ended(state, FinishReason.ERROR, text)
         state.token_ids.append(token[0])
         self.counters.generation_tokens += 1

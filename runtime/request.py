@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 
 from .errors import RequestError
 
@@ -62,6 +63,9 @@ class SamplingParams:
                 0.0 < self.repetition_penalty <= 100.0,
                 "above 0 and at most 100",
             ),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "at least 0"),
+            ("prompt_logprobs", (self.prompt_logprobs or 0) >= 0, "at least 0"),
+            ("logit_bias", all(map(isfinite, self.logit_bias.values())), "finite for every token"),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "at least 0"),
             ("min_tokens", self.min_tokens >= 0, "at least 0"),
         )

@@ -161,6 +161,14 @@ class Scheduler:
                 "prompt",
                 "context_length_exceeded",
             )
+        num_tokens = num_prompt + len(request.output_ids)
+        if num_tokens > limit:
+            raise ContextLengthError(
+                f"the prompt and the answer so far have {num_tokens} tokens, and this model's "
+                f"context holds {limit}; resume on a worker with a longer context",
+                "output_ids",
+                "context_length_exceeded",
+            )
 
     def has(self, request_id: str) -> bool:
         """Whether a request of this id waits or runs."""
