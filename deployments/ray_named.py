@@ -24,11 +24,15 @@ class NamedRay:
         self.name = f"the Ray at {address} (named by {origin})"
         self._address = address
         self._origin = origin
+        self._is_claimed = False
         self._started_serve = False
 
     def prepare(self) -> None:
         """Fail within seconds when nobody listens there, since Ray itself would try for long."""
         os.environ["RAY_SERVE_LOG_TO_STDERR"] = "0"
+        if "RAY_AUTH_MODE" not in os.environ and _has_token():
+            # Ray uses a token for an address of this machine by itself, for a named one only so.
+            os.environ["RAY_AUTH_MODE"] = "token"
         if self._address == "auto" or "://" in self._address:
             return
         host, _, port = self._address.rpartition(":")
@@ -89,17 +93,26 @@ class NamedRay:
             raise ConfigurationError(
                 f"{self.name} already runs an application named {APP_NAME}; stop that one first"
             )
+        self._is_claimed = True
 
     def stop(self, *, keep_logs: bool = False) -> None:
         """Take our application out, and Serve if we started it. The cluster stays."""
         import ray
         from ray import serve
 
-        if ray.is_initialized():
+        if not ray.is_initialized():
+            return
+        if self._is_claimed:
             serve.delete(APP_NAME)
-            if self._started_serve:
+            if self._started_serve and not serve.status().applications:
                 serve.shutdown()
-            ray.shutdown()
+        ray.shutdown()
 
     def kill(self) -> None:
         """Leave at once; the application may stay behind on the cluster."""
+
+
+def _has_token() -> bool:
+    """Whether this user holds a Ray token, in one of the places where Ray looks."""
+    named = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return named or Path("~/.ray/auth_token").expanduser().is_file()
