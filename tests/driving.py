@@ -147,6 +147,25 @@ def prompts(count: int, *, longest: int = 60, seed: int = 0, vocab: int = 260) -
     return [[rng.randrange(4, vocab) for _ in range(length)] for length in lengths]
 
 
+def greedy(count: int, **sampling: Any) -> list[Request]:
+    """Greedy requests of very different lengths, `greedy-0` and so on."""
+    return [
+        request(f"greedy-{i}", ids, max_tokens=20, logprobs=2, **sampling)
+        for i, ids in enumerate(prompts(count))
+    ]
+
+
+def assert_same_answers(ours: dict[str, Answer], reference: dict[str, Answer]) -> None:
+    """Drawn ids equal; greedy ones equal up to a near-tie."""
+    assert ours.keys() == reference.keys()
+    for name, answer in reference.items():
+        if name.startswith("greedy"):
+            assert_same_greedy(ours[name].token_ids, answer)
+        else:
+            assert ours[name].token_ids == answer.token_ids
+        assert ours[name].finish_reason == answer.finish_reason
+
+
 def paged_logits(
     engine: Engine, sequences: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]
 ) -> list[torch.Tensor]:

@@ -14,22 +14,13 @@ from polypath.runtime.engine import Engine
 from polypath.runtime.errors import ContextLengthError, RequestError
 from polypath.runtime.forward_batch import ForwardBatch
 from polypath.runtime.request import FinishReason, SamplingParams
-from polypath.tests import tiny_models
 from polypath.tests.driving import build_engine, collect, finish, request, run, run_alone
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama."""
-    path = tmp_path_factory.mktemp("random")
-    tiny_models.random(path)
-    return path
-
-
 @pytest.fixture
-def engine(folder: Path) -> Engine:
+def engine(random_llama: Path) -> Engine:
     """Fresh for every test, since these break it."""
-    return build_engine(folder, pages=60)
+    return build_engine(random_llama, pages=60)
 
 
 def _break_forward(
@@ -133,9 +124,9 @@ def test_a_request_that_forbids_every_token_ends_with_that_sentence(engine: Engi
 
 @pytest.mark.parametrize("num_outputs", [13, 500])
 def test_a_resumed_request_longer_than_the_context_is_refused(
-    folder: Path, num_outputs: int
+    random_llama: Path, num_outputs: int
 ) -> None:
-    engine = build_engine(folder, pages=12, page_size=4, max_model_len=48)
+    engine = build_engine(random_llama, pages=12, page_size=4, max_model_len=48)
     resumed = request("a", [5] * 36, output_ids=[6] * num_outputs, max_tokens=1000)
     with pytest.raises(ContextLengthError, match=f"{36 + num_outputs} tokens.*48"):
         engine.submit(resumed)

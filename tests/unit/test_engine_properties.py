@@ -6,13 +6,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polypath.runtime.engine import Engine
 from polypath.runtime.request import FinishReason, Request
-from polypath.tests import tiny_models
 from polypath.tests.driving import (
     Answer,
     assert_empty,
@@ -25,14 +23,6 @@ from polypath.tests.driving import (
 
 PAGE, CONTEXT = 4, 48
 NUM_REQUESTS = 200
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama."""
-    path = tmp_path_factory.mktemp("random")
-    tiny_models.random(path)
-    return path
 
 
 def _random_request(rng: Random, name: str) -> Request:
@@ -92,10 +82,10 @@ def _check(requests: dict[str, Request], answers: dict[str, Answer]) -> None:
     cache=st.booleans(),
 )
 def test_all_finish_or_were_cancelled_and_the_pool_ends_empty(
-    folder: Path, seed: int, pages: int, seqs: int, budget: int, cache: bool
+    random_llama: Path, seed: int, pages: int, seqs: int, budget: int, cache: bool
 ) -> None:
     engine = build_engine(
-        folder,
+        random_llama,
         pages=pages,
         page_size=PAGE,
         max_model_len=CONTEXT,
@@ -106,9 +96,9 @@ def test_all_finish_or_were_cancelled_and_the_pool_ends_empty(
     _check(*_live(engine, Random(seed)))
 
 
-def test_what_survives_preemptions_and_cancels_is_what_is_said_alone(folder: Path) -> None:
+def test_what_survives_preemptions_and_cancels_is_what_is_said_alone(random_llama: Path) -> None:
     tiny = build_engine(
-        folder, pages=14, page_size=PAGE, max_model_len=CONTEXT, max_num_batched_tokens=24
+        random_llama, pages=14, page_size=PAGE, max_model_len=CONTEXT, max_num_batched_tokens=24
     )
     requests, answers = _live(tiny, Random(5))
     _check(requests, answers)
@@ -116,7 +106,9 @@ def test_what_survives_preemptions_and_cancels_is_what_is_said_alone(folder: Pat
     assert tiny.stats()["preemptions_total"]
     assert tiny.stats()["prefix_cached_tokens_total"]
     assert reasons.count(FinishReason.CANCELLED) > 3
-    alone = build_engine(folder, pages=30, page_size=16, max_model_len=CONTEXT, prefix_cache=False)
+    alone = build_engine(
+        random_llama, pages=30, page_size=16, max_model_len=CONTEXT, prefix_cache=False
+    )
     for name, answer in answers.items():
         if answer.finish_reason is not FinishReason.CANCELLED:
             expected = run(alone, [requests[name]])[name]
