@@ -57,13 +57,17 @@ def generate(
         raise RequestError("prompts is one string; give a list of prompts", "prompts")
     answers = _answers(engine, prompts, params, stop)
     pending = list(reversed(answers.values()))
-    while any(a.finish_reason is None for a in answers.values()):
-        _submit(engine, pending)
-        for output in engine.step():
-            if (answer := answers.get(output.request_id)) is not None:
-                _take(engine, answer, output)
-    while any(engine.knows(request_id) for request_id in answers):  # cancelled by a stop string
-        engine.step()
+    try:
+        while any(a.finish_reason is None for a in answers.values()):
+            _submit(engine, pending)
+            for output in engine.step():
+                if (answer := answers.get(output.request_id)) is not None:
+                    _take(engine, answer, output)
+    finally:  # what a stop string or an error left running must not go on
+        for request_id in answers:
+            engine.cancel(request_id)
+        while any(engine.knows(request_id) for request_id in answers):
+            engine.step()
     return [_completion(a) for a in answers.values()]
 
 
