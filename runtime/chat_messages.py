@@ -63,7 +63,7 @@ def _content(content: Any, path: str, wants_parts: bool) -> str | list[JsonObjec
             f"{path}.content",
         )
     if wants_parts:
-        return [{"type": "text", "text": text} for text in texts]
+        return [{"type": "text", "text": text} for text in texts if text]
     return "".join(texts)
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jinja2.meta
-import jinja2.nodes as nodes
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
 
-from .template_sandbox import GenerationTag
+from .template_sandbox import ChatEnvironment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +26,7 @@ class TemplateFacts:
 
 def read_facts(text: str) -> TemplateFacts:
     """Facts of a template that compiles."""
-    environment = jinja2.Environment(extensions=[GenerationTag, loopcontrols])
-    tree = environment.parse(text)
+    tree = ChatEnvironment().parse(text)
     written = {node.data for node in tree.find_all(nodes.TemplateData)}
     constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     attributes = {node.attr for node in tree.find_all(nodes.Getattr)}

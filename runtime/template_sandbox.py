@@ -10,6 +10,7 @@ interrupted; the sandbox bounds what they work on (ranges of 100,000, texts of `
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -23,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_CHARS = 1 << 24  # of a rendered chat, and of any text on the way there
-MAX_EXPONENT = 1000
+MAX_BITS = 1 << 14  # of a whole number; Python prints no longer ones either
 TIME_LIMIT_S = 2.0
 _TICK = "polypath_tick"
 _JOIN = "polypath_join"
@@ -78,7 +79,7 @@ class SafeNamespace(Namespace):
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The environment that chat templates are compiled in."""
 
-    intercepted_binops = frozenset(["+", "*", "**"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self) -> None:
         super().__init__(
@@ -87,7 +88,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,  # constants would be computed while compiling, outside all limits
             extensions=[GenerationTag, jinja2.ext.loopcontrols],
         )
-        self.filters["tojson"] = _to_json
+        self.filters |= {
+            "tojson": _to_json,
+            "center": _limited_filter(self.filters["center"]),
+            "indent": _limited_filter(self.filters["indent"]),
+            "format": _limited_filter(self.filters["format"]),
+        }
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -101,14 +107,18 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Refuses products, powers and sums that would be huge."""
-        if operator == "**" and isinstance(right, int | float) and abs(right) > MAX_EXPONENT:
-            raise LimitError(f"the exponent {right} is too large")
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() * abs(right))
+        if operator == "*" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() + right.bit_length())
         if operator == "*":
             for sized, count in ((left, right), (right, left)):
                 if isinstance(count, int) and isinstance(sized, str | list | tuple):
                     _check_size(len(sized) * count)
         if operator == "+" and isinstance(left, str | list) and isinstance(right, str | list):
             _check_size(len(left) + len(right))
+        if operator == "%" and isinstance(left, str):
+            _check_widths(left)
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,9 +193,32 @@ def _join(*values: Any) -> str:
     return "".join(texts)
 
 
+def _limited_filter(filter: Callable[..., str]) -> Callable[..., str]:
+    """A filter of jinja2's that refuses huge widths."""
+
+    def limited(text: Any, *args: Any, **kwargs: Any) -> str:
+        _check_widths(str(text))
+        for width in (*args, *kwargs.values()):
+            _check_size(width if isinstance(width, int) else 0)
+        return filter(text, *args, **kwargs)
+
+    return limited
+
+
+def _check_widths(format: str) -> None:
+    """Widths written into a format, as in `%9999999d`."""
+    for digits in re.findall(r"%[^a-zA-Z%]{0,9}?(\d{6,})", format):
+        _check_size(int(digits[:18]))
+
+
 def _check_size(num_chars: int) -> None:
     if num_chars > MAX_CHARS:
         raise LimitError(f"it makes a text of {num_chars} characters; the limit is {MAX_CHARS}")
+
+
+def _check_bits(num_bits: int) -> None:
+    if num_bits > MAX_BITS:
+        raise LimitError(f"it makes a number of {num_bits} bits; the limit is {MAX_BITS}")
 
 
 def _refuse_underscore(name: object) -> None:

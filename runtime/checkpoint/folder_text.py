@@ -54,11 +54,13 @@ def folder_templates(folder: Path) -> tuple[dict[str, str], str]:
         named["default"] = _read_text(folder / TEMPLATE)
     for file in sorted((folder / MORE_TEMPLATES).glob("*.jinja")):
         named[file.stem] = _read_text(file)
-    if named:
-        return named, TEMPLATE if "default" in named else MORE_TEMPLATES
-    return settings_templates(
-        read_settings(folder).get("chat_template"), folder / SETTINGS
-    ), SETTINGS
+    others = settings_templates(read_settings(folder).get("chat_template"), folder / SETTINGS)
+    if not named:
+        return others, SETTINGS
+    source = TEMPLATE if "default" in named else MORE_TEMPLATES
+    if others and others != named:
+        source += f" (another one, in {SETTINGS}, is not used)"
+    return named, source
 
 
 def settings_templates(value: Any, where: Path) -> dict[str, str]:
