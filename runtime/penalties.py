@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ def adjust(logits_RV: Tensor, rows: Sequence[SamplingRow], end_ids: Sequence[int
 def _repetition(logits_V: Tensor, row: SamplingRow) -> None:
     penalty = row.sampling.repetition_penalty
     if penalty != 1.0:
-        seen = torch.tensor((*row.prompt_ids, *row.output_ids), device=logits_V.device)
+        seen = _tensor((*row.prompt_ids, *row.output_ids)).to(logits_V.device)
         value = logits_V[seen]
         logits_V[seen] = torch.where(value > 0, value / penalty, value * penalty)
 
@@ -57,7 +58,7 @@ def _repetition(logits_V: Tensor, row: SamplingRow) -> None:
 def _presence_and_frequency(logits_V: Tensor, row: SamplingRow) -> None:
     presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
     if (presence or frequency) and row.output_ids:
-        ids, counts = torch.tensor(row.output_ids).unique(return_counts=True)
+        ids, counts = _tensor(row.output_ids).unique(return_counts=True)
         penalty = presence + frequency * counts.double()
         logits_V[ids.to(logits_V.device)] -= penalty.to(logits_V)
 
@@ -73,3 +74,8 @@ def _forbid_early_end(logits_V: Tensor, row: SamplingRow, end_ids: Sequence[int]
     if len(row.output_ids) < row.sampling.min_tokens:
         ends = {i for i in (*end_ids, *row.sampling.stop_token_ids) if 0 <= i < len(logits_V)}
         logits_V[torch.tensor(sorted(ends), dtype=torch.int64, device=logits_V.device)] = -torch.inf
+
+
+def _tensor(ids: Sequence[int]) -> Tensor:
+    """int64; for thousands of ids several times faster than torch.tensor."""
+    return torch.frombuffer(array("q", ids), dtype=torch.int64) if ids else torch.empty(0).long()

@@ -87,9 +87,10 @@ def _asked_logprobs(
     asked = {i: k for i, row in enumerate(rows) if (k := row.sampling.logprobs) is not None}
     if not asked:
         return (), None
-    where = torch.tensor(list(asked), device=logits.device)
-    found = row_logprobs(logits.index_select(0, where), token_ids[where], list(asked.values()))
-    return tuple(asked), found
+    if len(asked) < len(rows):
+        where = torch.tensor(list(asked), device=logits.device)
+        logits, token_ids = logits.index_select(0, where), token_ids[where]
+    return tuple(asked), row_logprobs(logits, token_ids, list(asked.values()))
 
 
 def _draw_rows(logits: Tensor, best: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
