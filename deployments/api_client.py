@@ -49,11 +49,13 @@ class ApiClient:
         """Names of the models served."""
         return [model["id"] for model in self.get("/v1/models")["data"]]
 
-    def stream_chat(self, model: str, messages: list[dict[str, str]]) -> Generator[str]:
+    def stream_chat(
+        self, model: str, messages: list[dict[str, str]], *, temperature: float
+    ) -> Generator[str]:
         """Pieces of the answer as they come. Closing the iterator early ends the answer on the
         server.
         """
-        body = {"model": model, "messages": messages, "stream": True}
+        body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:

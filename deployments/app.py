@@ -20,8 +20,25 @@ from .routes import build_api
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from ray.serve import Application
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "gateway"
+
+
+class OneRequestId:
+    """Drops our X-Request-Id header: Serve's proxy adds it too, and clients join the two."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [(k, v) for k, v in message["headers"] if k.lower() != b"x-request-id"]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        await self._app(scope, receive, send_without)
 
 
 @serve.ingress()
@@ -40,7 +57,9 @@ class GatewayReplica:
         self._roster = asyncio.create_task(follow(self._gateway, HandleLink(workers)))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_api(self._gateway)
+        api = build_api(self._gateway)
+        api.add_middleware(OneRequestId)
+        return api
 
     async def __del__(self) -> None:
         if hasattr(self, "_roster"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,9 @@ def chat(
         str | None, typer.Option(help="Which model to ask; the first one served if not given.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    temperature: Annotated[
+        float, typer.Option(help="How freely words are chosen; small models ramble at 1.")
+    ] = 0.2,
 ) -> None:
     """Chat with a running server. Text piped in is asked line by line."""
     from ..api_client import ApiClient, ApiClientError
@@ -34,7 +37,7 @@ def chat(
                     f"{name or 'no model'} is not served at {client.url}; served: "
                     f"{', '.join(served)}"
                 )
-            raise typer.Exit(Conversation(client, name, system).run())
+            raise typer.Exit(Conversation(client, name, system, temperature).run())
     except ApiClientError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
@@ -43,9 +46,12 @@ def chat(
 class Conversation:
     """The turns so far and the loop that adds to them."""
 
-    def __init__(self, client: ApiClient, model: str, system: str | None) -> None:
+    def __init__(
+        self, client: ApiClient, model: str, system: str | None, temperature: float
+    ) -> None:
         self._client = client
         self._model = model
+        self._temperature = temperature
         self._opening = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._opening)
         self._is_terminal = sys.stdin.isatty()
@@ -79,6 +85,9 @@ class Conversation:
                 typer.echo()
                 return
 
+    def _ask(self, messages: list[dict[str, str]]) -> Generator[str]:
+        return self._client.stream_chat(self._model, messages, temperature=self._temperature)
+
     def _turn(self, text: str) -> bool:
         """Ask and print; whether an answer came. A failed turn changes nothing."""
         from ..api_client import ApiClientError
@@ -86,7 +95,7 @@ class Conversation:
         asked = [*self._messages, {"role": "user", "content": text}]
         answer = ""
         try:
-            with closing(self._client.stream_chat(self._model, asked)) as pieces:
+            with closing(self._ask(asked)) as pieces:
                 for piece in pieces:
                     answer += piece
                     typer.echo(piece, nl=False)

@@ -37,6 +37,7 @@ def test_chat_answers_and_says_who_served(client: OpenAI) -> None:
     assert answer.usage.completion_tokens == 8
     assert answer.system_fingerprint is not None
     assert answer.system_fingerprint.startswith("pp-")
+    assert "," not in raw.headers["x-request-id"]
     assert raw.headers["x-polypath-worker"].startswith("worker-")
     assert raw.headers["x-polypath-path"] == "eager+torch_sdpa+torch"
     assert answer.to_dict()["polypath"]

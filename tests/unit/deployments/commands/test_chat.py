@@ -83,6 +83,7 @@ def test_piped_lines_are_turns_of_one_conversation(server: Any) -> None:
         "three",
     ]
     assert server.asked[0]["model"] == "echo"
+    assert server.asked[0]["temperature"] == 0.2
 
 
 def test_clear_starts_over(server: Any) -> None:
