@@ -1,1 +1,4 @@
-"""Polypath: one model name over a Ray cluster whose machines differ; every worker's execution path is a value."""
+"""Polypath: one model name over a Ray cluster whose machines differ.
+
+Every worker's execution path is a value.
+"""
