@@ -1,9 +1,7 @@
-"""Peer for `polypath bench engine --vs transformers`: transformers' generate on the same
-dequantized fp32 weights.
+"""Peer for `polypath bench engine --vs transformers`: `generate` on the same dequantized weights.
 
 Protocol: one JSON line {"model", "threads", "workloads": [...], "repeats"} on standard input; one
-JSON line of
-measurements on standard output, in the order of the workloads.
+JSON line of measurements on standard output, in the order of the workloads.
 """
 
 from __future__ import annotations
@@ -24,10 +22,12 @@ class FirstTokenClock(StoppingCriteria):
     def __init__(self) -> None:
         self.first_s: float | None = None
 
-    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, scores: object, **kwargs: object
+    ) -> torch.BoolTensor:
         """Called by transformers after every token."""
         self.first_s = self.first_s or time.perf_counter()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+        return torch.BoolTensor([False] * input_ids.shape[0])
 
 
 def load(checkpoint: Checkpoint) -> LlamaForCausalLM:
@@ -45,7 +45,7 @@ def load(checkpoint: Checkpoint) -> LlamaForCausalLM:
         head_dim=c.head_dim,
         max_position_embeddings=c.max_position,
         rms_norm_eps=c.rms_norm_eps,
-        rope_theta=c.rope.theta,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta},
         tie_word_embeddings=c.tie_word_embeddings,
     )
     model = LlamaForCausalLM(config)
@@ -63,7 +63,7 @@ def run(model: LlamaForCausalLM, workload: dict[str, int], seed: int) -> dict[st
     ids = torch.randint(0, model.config.vocab_size, (batch, prompt), generator=generator)
     clock = FirstTokenClock()
     start = time.perf_counter()
-    model.generate(
+    model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # its mixin's types clash
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
