@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,43 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class SharedServer:
+    """`polypath serve` with the tiny model, four at once and four waiting; started when needed."""
+
+    def __init__(self, model: Path) -> None:
+        self._arguments = [str(model), "--port", "0", "--max-num-seqs", "4", "--max-waiting", "4"]
+        self._stack = ExitStack()
+        self._running: RunningServer | None = None
+
+    def running(self) -> RunningServer:
+        if self._running is None:
+            self._running = self._stack.enter_context(serving(self._arguments))
+        return self._running
+
+    def stop(self) -> None:
+        """Make room for a test that starts another: two at once are too much for two cores."""
+        self._running = None
+        self._stack.close()
+
+
 @pytest.fixture(scope="session")
-def server(tiny_model: Path) -> Iterator[RunningServer]:
-    """`polypath serve` with the tiny model, four at once and four waiting."""
-    limits = ["--max-num-seqs", "4", "--max-waiting", "4"]
-    with serving([str(tiny_model), "--port", "0", *limits]) as running:
-        yield running
+def shared(tiny_model: Path) -> Iterator[SharedServer]:
+    """What `server` and `no_server` take and stop."""
+    found = SharedServer(tiny_model)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def server(shared: SharedServer) -> RunningServer:
+    """The shared application, running."""
+    return shared.running()
+
+
+@pytest.fixture(scope="module")
+def no_server(shared: SharedServer) -> None:
+    """The shared application stopped, for modules that start their own."""
+    shared.stop()
 
 
 @pytest.fixture

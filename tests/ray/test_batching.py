@@ -24,7 +24,7 @@ DOG = 2767  # " dog", in SmolLM2's vocabulary
 
 
 @pytest.fixture(scope="module")
-def smol() -> Iterator[RunningServer]:
+def smol(no_server: None) -> Iterator[RunningServer]:
     """`polypath serve` with the default model."""
     with serving(["--port", "0"]) as running:
         yield running

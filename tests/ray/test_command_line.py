@@ -12,7 +12,7 @@ import pytest
 
 from polypath.tests.ray.running_server import RunningServer, run, serving, start
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_server")]
 
 
 def test_a_taken_port_is_refused_before_anything_starts(tiny_model: Path) -> None:

@@ -25,6 +25,11 @@ def ask(server: RunningServer) -> int:
     return httpx.post(url, json=body, timeout=30, trust_env=False).status_code
 
 
+def ids(server: RunningServer) -> list[str]:
+    """Of the workers that the gateway knows."""
+    return [worker["worker_id"] for worker in server.get("/v1/paths")["data"]]
+
+
 def test_start_up_prints_at_most_thirty_lines_and_no_chatter(server: RunningServer) -> None:
     assert len(server.lines) <= 30, server.output
     for word in ("Warning", "WARN", "INFO", "Traceback", "deprecated", "(raylet)"):
@@ -64,12 +69,12 @@ def test_a_killed_worker_is_replaced_and_the_gateway_recovers(
         for _ in stream:
             pass
     deadline = time.monotonic() + 90  # 4 s on an idle machine
-    while ask(server) != 200:
+    # The list of workers follows within a moment: until then it may show the old one or none.
+    while ask(server) != 200 or ids(server) in ([], [before["worker_id"]]):
         assert time.monotonic() < deadline, "no new worker after 90 s"
         time.sleep(0.5)
     after = server.worker()
     assert after["pid"] != before["pid"]
-    assert after["worker_id"] != before["worker_id"]
     assert after["fingerprint"] == before["fingerprint"]
     deadline = time.monotonic() + 5
     while "the worker is back" not in server.output:

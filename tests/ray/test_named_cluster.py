@@ -24,7 +24,7 @@ RAY = str(Path(sys.executable).with_name("ray"))
 
 
 @pytest.fixture(scope="module", params=["token", "disabled"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
+def cluster(request: pytest.FixtureRequest, no_server: None) -> Iterator[str]:
     """A Ray of two CPUs, started as an administrator would, with and without Ray's token."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, for Ray's sockets
     address = f"127.0.0.1:{free_port()}"

@@ -44,7 +44,7 @@ def shell(commands: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def quickstart() -> Iterator[RunningServer]:
+def quickstart(no_server: None) -> Iterator[RunningServer]:
     """`make serve`, running."""
     if Path(sys.executable).parent != ROOT / ".venv" / "bin":
         pytest.skip("the quickstart's lines use .venv/bin, and these tests run elsewhere")
