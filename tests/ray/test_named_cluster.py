@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,6 +42,7 @@ def cluster(request: pytest.FixtureRequest, no_server: None) -> Iterator[str]:
         for process in ours:
             process.kill()
         psutil.wait_procs(ours, timeout=10)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_port() -> int:
