@@ -108,15 +108,18 @@ def eos_token_id(folder: Path) -> int | None:
     text = token_text(settings.get("eos_token"))
     if text is None or not (folder / TOKENIZER).is_file():
         return None
-    for token_id, entry in (settings.get("added_tokens_decoder") or {}).items():
-        if token_text(entry) == text:
+    decoder = settings.get("added_tokens_decoder")
+    for token_id, entry in (decoder if isinstance(decoder, dict) else {}).items():
+        if token_text(entry) == text and token_id.isdecimal():
             return int(token_id)
     content = read_json(folder / TOKENIZER)
-    for entry in content.get("added_tokens") or []:
-        if entry.get("content") == text:
-            return int(entry["id"])
-    vocab = (content.get("model") or {}).get("vocab")
-    return vocab.get(text) if isinstance(vocab, dict) else None
+    added, model = content.get("added_tokens"), content.get("model")
+    for entry in added if isinstance(added, list) else []:
+        if token_text(entry) == text and isinstance(entry.get("id"), int):
+            return entry["id"]
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    found = vocab.get(text) if isinstance(vocab, dict) else None
+    return found if isinstance(found, int) else None
 
 
 def _read_backend(folder: Path) -> tokenizers.Tokenizer:

@@ -7,6 +7,7 @@ Only safetensors, JSON and templates are fetched; pickled weights and code never
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from ..errors import ModelError
@@ -70,7 +71,6 @@ def _cached_snapshot(model: str) -> Path | None:
 
 
 def _download(model: str, weights: bool) -> Path:
-    import httpx
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -86,13 +86,19 @@ def _download(model: str, weights: bool) -> Path:
         )
     except HfHubHTTPError as error:
         raise ModelError(_hub_sentence(model, error)) from None
-    except (httpx.HTTPError, OSError, HFValidationError) as error:
+    except (*_network_errors(), OSError, HFValidationError) as error:
         reason = str(error) or type(error).__name__
         raise ModelError(
             f"{model} is no local folder or file, and the Hugging Face hub cannot be reached "
             f"({_line(reason)});"
             f" {_how_to_finish(model)}."
         ) from None
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    """What the hub's client raises without a network; over the years it used three libraries."""
+    bases = {"requests": "RequestException", "httpx": "HTTPError", "httpx2": "HTTPError"}
+    return tuple(getattr(sys.modules[name], bases[name]) for name in bases if name in sys.modules)
 
 
 def _hub_sentence(model: str, error: Exception) -> str:

@@ -75,7 +75,7 @@ def read_huggingface_config(config: ConfigValues) -> ConfigReading:
         intermediate_size=config.integer("intermediate_size"),
         num_layers=num_layers,
         num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", _DEFAULT_KV_HEADS.get(family, heads)),
+        num_kv_heads=_kv_heads(config, family, heads),
         head_dim=_head_dim(config, family, heads),
         max_position=max_position,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
@@ -91,9 +91,8 @@ def read_huggingface_config(config: ConfigValues) -> ConfigReading:
     )
     if model.num_heads % model.num_kv_heads:
         raise ModelError(
-            f"{config.file}: {model.num_heads} attention heads cannot share {model.num_kv_heads}"
-            " key/value heads"
-            " evenly."
+            f"{config.file}: {model.num_heads} attention heads cannot share"
+            f" {model.num_kv_heads} key/value heads evenly."
         )
     return ConfigReading(model=model, facts=tuple(facts))
 
@@ -142,6 +141,13 @@ def _refuse_unsupported(config: ConfigValues) -> None:
             " unquantized"
             " model, or a GGUF of type Q8_0, Q4_0 or Q4_1."
         )
+
+
+def _kv_heads(config: ConfigValues, family: str, heads: int) -> int:
+    """Given; the class's default when absent; one per head when null."""
+    is_null = "num_key_value_heads" in config.values
+    default = heads if is_null else _DEFAULT_KV_HEADS.get(family, heads)
+    return config.integer("num_key_value_heads", default)
 
 
 def _head_dim(config: ConfigValues, family: str, heads: int) -> int:
