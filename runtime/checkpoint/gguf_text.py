@@ -58,7 +58,9 @@ def gguf_text_facts(file: GgufFile) -> list[str]:
     if kind == "gpt2" and pre is None:
         facts.append(f"pre-tokenizer: the file names none, {ASSUMED} is assumed")
     if kind == "llama":
-        facts.append("tokenizer: SentencePiece, a blank is put before the first word only")
+        facts.append(
+            "tokenizer: SentencePiece, a blank is put in front of a text and after control words"
+        )
     return facts
 
 
@@ -123,8 +125,13 @@ def _byte_level(
 
 
 def _sentencepiece(values: ConfigValues, tokens: list[str]) -> tokenizers.Tokenizer:
+    """As llama.cpp reads it, and the tokenizer.json of Llama 2, TinyLlama and Mistral 7B.
+
+    transformers 5.24 puts its blank elsewhere when it reads such a GGUF: never before a blank, nor
+    after a control word.
+    """
     from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import decoders, models, normalizers
 
     prefix = values.flag("tokenizer.ggml.add_space_prefix", True)
     vocab = _vocab(tokens)
@@ -137,9 +144,9 @@ def _sentencepiece(values: ConfigValues, tokens: list[str]) -> tokenizers.Tokeni
         byte_fallback=True,
     )
     backend = Backend(model)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(  # pyright: ignore[reportAttributeAccessIssue]
-        replacement=BLANK, prepend_scheme="first" if prefix else "never", split=False
-    )
+    changes: list[Any] = [normalizers.Prepend(BLANK)] if prefix else []
+    changes.append(normalizers.Replace(" ", BLANK))
+    backend.normalizer = normalizers.Sequence(changes)  # pyright: ignore[reportAttributeAccessIssue]
     steps: list[Any] = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(content=" ", left=1, right=0))
