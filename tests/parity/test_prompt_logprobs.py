@@ -112,13 +112,20 @@ def test_scores_come_with_the_first_token_when_tokens_are_wanted(
 
 def test_scores_survive_a_preemption(folder: Path, scored: Scored) -> None:
     engine = build_engine(
-        folder, pages=40, max_model_len=400, max_num_batched_tokens=16, max_num_seqs=4
+        folder,
+        pages=136,
+        page_size=4,
+        max_model_len=400,
+        max_num_batched_tokens=16,
+        max_num_seqs=4,
     )
     ids, expected = scored[300]
     early = [
-        request(f"o{i}", [5] * 100, max_tokens=160, ignore_eos=True, priority=-1) for i in range(2)
+        request(f"o{i}", [5 + i] * 100, max_tokens=160, ignore_eos=True, priority=-1)
+        for i in range(2)
     ]
     found = run(engine, [*early, _request("a", ids, 1, max_tokens=2)])
+    assert engine.stats()["preemptions_total"]
     _check(found["a"], ids, expected, 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from polypath.kernels.philox import uniform
 from polypath.runtime.engine import Engine
 from polypath.runtime.request import FinishReason, Request
 from polypath.tests.driving import (
@@ -40,6 +41,14 @@ def test_32_requests_together_say_what_each_says_alone(engine: Engine) -> None:
     together = run(engine, requests)
     assert_same_answers(together, run_alone(engine, requests))
     assert len(together) == 32
+
+
+def test_every_position_has_noise_of_its_own(engine: Engine) -> None:
+    """At temperature 100 all tokens are about equally likely, so the noise alone chooses."""
+    even = request("a", [5], temperature=100.0, max_tokens=40, ignore_eos=True, seed=1)
+    said = run(engine, [even])["a"].token_ids
+    expected = [int(uniform(1, 0, position) * 260) for position in range(40)]
+    assert max(abs(a - b) for a, b in zip(said, expected, strict=True)) < 20
 
 
 def test_32_requests_run_in_one_batch(engine: Engine) -> None:

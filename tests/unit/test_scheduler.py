@@ -105,6 +105,17 @@ def test_preempts_the_last_of_the_least_urgent_when_pages_run_out() -> None:
     assert all("first" in names for names in seen)
 
 
+def test_a_decode_preempted_for_an_urgent_prefill_leaves_the_step_it_was_already_in() -> None:
+    scheduler = _scheduler(pages=5, budget=2, seqs=2)
+    _add(scheduler, "low", 2)
+    _step(scheduler)
+    _add(scheduler, "urgent", 12, priority=-1)
+    ran: list[dict[str, int]] = []
+    while not scheduler.num_preemptions:
+        ran.append(_step(scheduler))
+    assert ran == [{"low": 1, "urgent": 1}] * 8 + [{"urgent": 1}]
+
+
 def test_a_preempted_request_computes_all_its_tokens_again_and_keeps_them() -> None:
     scheduler = _scheduler(pages=6)
     _add(scheduler, "a", 6)

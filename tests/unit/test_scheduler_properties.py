@@ -38,12 +38,16 @@ class _Life:
         self.computed = 0
 
     def arrive(self, name: str) -> None:
-        """A random request; few distinct tokens, so that prefixes are often shared."""
-        num_prompt = self.rng.randint(1, min(self.context - 1, 3 * self.page_size + 5))
+        """A random request; most begin alike, so that prefixes are often shared."""
+        longest = self.rng.choice([3 * self.page_size + 5, self.context - 1])
+        num_prompt = self.rng.randint(1, min(self.context - 1, longest))
+        num_common = self.rng.randint(0, num_prompt)
+        prompt = [(i * i) % 3 for i in range(num_common)]
+        prompt += [self.rng.randint(0, 1) for _ in range(num_prompt - num_common)]
         outputs = self.rng.choice([1, 2, 5, 20, None])
         request = Request(
             id=name,
-            prompt_ids=tuple(self.rng.randint(0, 1) for _ in range(num_prompt)),
+            prompt_ids=tuple(prompt),
             priority=self.rng.choice([0, 0, 0, -1, 1]),
             sampling=SamplingParams(
                 max_tokens=outputs, prompt_logprobs=self.rng.choice([None, None, 0])
@@ -159,6 +163,7 @@ def _live(life: _Life, num_requests: int) -> None:
     cache=st.booleans(),
 )
 @example(seed=1, num_requests=200, pages=4, page_size=4, seqs=8, budget=8, cache=True)
+@example(seed=15, num_requests=200, pages=24, page_size=4, seqs=9, budget=5, cache=True)
 @example(seed=2, num_requests=200, pages=2, page_size=16, seqs=4, budget=7, cache=True)
 def test_every_request_ends_and_no_page_is_owned_twice_or_lost(
     seed: int,
