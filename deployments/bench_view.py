@@ -48,7 +48,7 @@ def render_bench(plan: ExecutionPlan, top: Ceilings, rows: list[Row]) -> None:
             str(row.runs),
             f"{row.spread:.2f}",
         )
-    console = Console()
+    console = Console(width=max(100, Console().width))
     console.print(table)
     console.print(
         f"{plan.device_name}; {top.threads} threads; read {top.read_gb_s:.1f} GB/s, "

@@ -120,8 +120,9 @@ class Ceilings:
     fp32_gflop_s: float  # a 1024 x 1024 x 1024 matrix product
 
 
-def ceilings(repeats: int = 5) -> Ceilings:
+def ceilings(threads: int, repeats: int = 5) -> Ceilings:
     """Measure read bandwidth and matrix rate; the best of `repeats`, since noise only slows."""
+    torch.set_num_threads(threads)
     buffer = torch.ones(64 << 20)
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     read = min(_seconds(lambda: buffer.sum()) for _ in range(repeats))

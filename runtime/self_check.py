@@ -19,11 +19,15 @@ from .kv.pages import Pages
 from .linear.method import Linear
 from .model_runner import ModelRunner
 from .models.decoder import Decoder, DecoderLayer, rope_frequencies
+from .planning.plan import ExecutionPlan
 from .request import Request
 from .scheduler import RequestState, ScheduledRow
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
 """Largest difference of logits allowed, relative to the largest logit, by dtype."""
+
+ROUNDED_ACTIVATIONS = 6e-2
+"""The bound where a linear method rounds activations to 8 bits in groups of 32."""
 
 PROMPT_TOKENS = 16
 DECODES = 4
@@ -48,9 +52,15 @@ class SelfCheckResult:
         )
 
 
+def bound_of(plan: ExecutionPlan) -> float:
+    """The difference that the plan's dtype and linear method allow."""
+    rounds = plan.linear_method in ("int4_group", "int8")
+    return ROUNDED_ACTIVATIONS if rounds else BOUNDS[plan.dtype]
+
+
 @torch.inference_mode()
 def self_check(
-    model: Decoder, runner: ModelRunner, pages: Pages, *, dtype: str, max_model_len: int
+    model: Decoder, runner: ModelRunner, pages: Pages, *, bound: float, max_model_len: int
 ) -> SelfCheckResult:
     """Run two ragged requests through chunks and batched decodes, teacher-forced, and compare every
     logit row.
@@ -63,7 +73,6 @@ def self_check(
     ids = torch.randint(0, model.config.vocab_size, (length,), generator=generator).tolist()
     expected = plain_forward(model, ids)
     error = _paged_error(model, runner, pages, ids, expected)
-    bound = BOUNDS[dtype]
     return SelfCheckResult(
         passed=error <= bound,
         error=error,
@@ -78,10 +87,10 @@ def plain_forward(model: Decoder, token_ids: list[int]) -> torch.Tensor:
     weights.
     """
     config, weights = model.config, model.weights
-    device = weights.embedding.device
+    device = weights.final_norm.device
     positions = torch.arange(len(token_ids), device=device)
     rope = cos_sin(positions, rope_frequencies(config.rope, config.head_dim).to(device))
-    x = weights.embedding[torch.tensor(token_ids, device=device)]
+    x = weights.embedding.rows(torch.tensor(token_ids, device=device)).to(weights.final_norm.dtype)
     windows = config.layer_windows or (None,) * config.num_layers
     for layer, window in zip(weights.layers, windows, strict=True):
         normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
@@ -140,7 +149,7 @@ def _paged_error(
         for counts in _chunks(len(ids)):
             rows = [ScheduledRow(s, n) for s, n in zip(states, counts, strict=True) if n]
             batch = ForwardBatch.build(
-                rows, page_size=pages.page_size, device=model.weights.embedding.device
+                rows, page_size=pages.page_size, device=model.weights.final_norm.device
             )
             batch = _with_all_logits(batch)
             logits, _, _ = runner.forward(batch)

@@ -9,9 +9,11 @@ from typing import Literal
 
 import torch
 
+from ..kernels.cpu.library import load
 from .attention import registry as attention_registry
+from .build_context import BuildContext
 from .checkpoint.source import Checkpoint, open_checkpoint
-from .config import EngineConfig
+from .config import EngineConfig, ModelConfig
 from .errors import EngineError
 from .forward_mode import ForwardMode
 from .kv.pages import Pages
@@ -26,7 +28,7 @@ from .planning.plan import ExecutionPlan
 from .planning.planner import plan as make_plan
 from .planning.probe import probe
 from .runners import registry as runner_registry
-from .self_check import self_check
+from .self_check import bound_of, self_check
 from .weights import WeightLoader, stored_bytes
 
 Stage = Literal["probe", "plan", "weights", "kv_pool", "self_check", "ready"]
@@ -90,11 +92,11 @@ def start(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Sta
     checkpoint = open_checkpoint(config.model)
     plan = make_plan(hardware, checkpoint.config, config)
     stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
-    torch.set_num_threads(plan.num_threads)
-    model = _load(checkpoint, plan, stages)
+    context = _context(checkpoint.config, plan)
+    model = _load(checkpoint, plan, context, stages)
     kv, pages = _make_pool(checkpoint, plan)
     stages.done("kv_pool", f"{pages.num_usable} pages of {plan.page_size} tokens")
-    runner = _make_runner(model, kv, plan)
+    runner = _make_runner(model, kv, plan, context)
     plan = _check(config, model, runner, pages, plan, stages)
     return Started(
         hardware=hardware,
@@ -107,18 +109,46 @@ def start(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Sta
     )
 
 
-def _load(checkpoint: Checkpoint, plan: ExecutionPlan, stages: _Stages) -> Decoder:
-    dtype, device = getattr(torch, plan.dtype), torch.device(plan.device)
-    method = find(linear_registry.CANDIDATES, plan.linear_method).load().build(dtype, device)
-    loader = WeightLoader(checkpoint, method, dtype=dtype, device=device)
+def _context(model: ModelConfig, plan: ExecutionPlan) -> BuildContext:
+    """Load the planned native kernels and give each team its threads.
+
+    Where all work of a step is native, torch keeps one thread, so that no second team competes.
+    """
+    library = None
+    if plan.native_kernels is not None:
+        library = load(plan.native_kernels)
+        library.quick["pp_set_threads"](plan.num_threads)
+    torch.set_num_threads(1 if _is_all_native(plan) else plan.num_threads)
+    return BuildContext(
+        model=model,
+        dtype=getattr(torch, plan.dtype),
+        device=torch.device(plan.device),
+        library=library,
+    )
+
+
+def _is_all_native(plan: ExecutionPlan) -> bool:
+    """Whether linear layers, attention and ops of every mode are native."""
+    names = [(linear_registry.CANDIDATES, plan.linear_method)]
+    for path in plan.paths.values():
+        names += [(attention_registry.CANDIDATES, path.attention_backend)]
+        names += [(ops_registry.CANDIDATES, path.ops)]
+    return all(find(candidates, name).capability.native_kernels for candidates, name in names)
+
+
+def _load(
+    checkpoint: Checkpoint, plan: ExecutionPlan, context: BuildContext, stages: _Stages
+) -> Decoder:
+    method = find(linear_registry.CANDIDATES, plan.linear_method).load().build(context)
+    loader = WeightLoader(checkpoint, method, dtype=context.dtype, device=context.device)
     weights = loader.load(lambda share: stages.progress("weights", checkpoint.name, share))
     num_bytes = stored_bytes(checkpoint.config, weights)
     stages.done(
         "weights",
-        f"{checkpoint.name}, {num_bytes / 1e6:.0f} MB as {plan.dtype}",
+        f"{checkpoint.name}, {num_bytes / 1e6:.0f} MB as {_storage(plan)}",
         {"bytes": num_bytes},
     )
-    ops = find(ops_registry.CANDIDATES, plan.paths[ForwardMode.DECODE].ops).load().build()
+    ops = find(ops_registry.CANDIDATES, plan.paths[ForwardMode.DECODE].ops).load().build(context)
     return Decoder(checkpoint.config, weights, ops)
 
 
@@ -133,11 +163,16 @@ def _make_pool(checkpoint: Checkpoint, plan: ExecutionPlan) -> tuple[KVPool, Pag
     return kv, Pages(plan.num_pages, plan.page_size, prefix_cache=plan.prefix_cache)
 
 
-def _make_runner(model: Decoder, kv: KVPool, plan: ExecutionPlan) -> ModelRunner:
+def _storage(plan: ExecutionPlan) -> str:
+    return plan.dtype if plan.linear_method == "dense" else plan.linear_method
+
+
+def _make_runner(
+    model: Decoder, kv: KVPool, plan: ExecutionPlan, context: BuildContext
+) -> ModelRunner:
     """One backend per distinct name; each mode's runner in front of the eager one."""
-    dtype = getattr(torch, plan.dtype)
     backends = {
-        name: find(attention_registry.CANDIDATES, name).load().build(model.config, dtype)
+        name: find(attention_registry.CANDIDATES, name).load().build(context)
         for name in sorted({path.attention_backend for path in plan.paths.values()})
     }
     runners = {}
@@ -163,7 +198,9 @@ def _check(
     """Run the self-check and record it in the plan's events."""
     if not config.self_check:
         return plan.with_event("self_check", "skipped, as asked")
-    result = self_check(model, runner, pages, dtype=plan.dtype, max_model_len=plan.max_model_len)
+    result = self_check(
+        model, runner, pages, bound=bound_of(plan), max_model_len=plan.max_model_len
+    )
     if not result.passed:
         raise EngineError(
             f"{result.sentence()}; no other path is planned for this node, so the worker does not "

@@ -9,7 +9,7 @@ import torch
 from .checkpoint.source import Checkpoint
 from .config import ModelConfig
 from .errors import ModelError
-from .linear.method import Linear, LinearMethod
+from .linear.method import Linear, LinearMethod, Stored
 from .models.decoder import DecoderLayer, DecoderWeights
 
 Progress = Callable[[float], None]
@@ -39,7 +39,7 @@ class WeightLoader:
         missing or misshapen.
         """
         config = self._config
-        embedding = self._plain("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        embedding = self._embedding("model.embed_tokens")
         layers = []
         for i in range(config.num_layers):
             layers.append(self._layer(i))
@@ -55,11 +55,12 @@ class WeightLoader:
             lm_head=head,
         )
 
-    def _lm_head(self, embedding: torch.Tensor) -> Linear:
-        config = self._config
-        if config.tie_word_embeddings:
-            return self._method.pack([embedding], None)
-        return self._linear(["lm_head"], [config.vocab_size], config.hidden_size, False)
+    def _lm_head(self, embedding: Linear) -> Linear:
+        return embedding if self._config.tie_word_embeddings else self._embedding("lm_head")
+
+    def _embedding(self, name: str) -> Linear:
+        shape = self._config.vocab_size, self._config.hidden_size
+        return self._method.pack_embedding(self._matrix(f"{name}.weight", *shape))
 
     def _layer(self, index: int) -> DecoderLayer:
         c = self._config
@@ -85,12 +86,21 @@ class WeightLoader:
 
     def _linear(self, names: list[str], outs: list[int], width: int, has_bias: bool) -> Linear:
         weights = [
-            self._read(f"{n}.weight", out, width) for n, out in zip(names, outs, strict=True)
+            self._matrix(f"{n}.weight", out, width) for n, out in zip(names, outs, strict=True)
         ]
         biases = None
         if has_bias:
             biases = [self._read(f"{n}.bias", out) for n, out in zip(names, outs, strict=True)]
         return self._method.pack(weights, biases)
+
+    def _matrix(self, name: str, *shape: int) -> Stored:
+        """As the file holds it where the method keeps blocks, else floats."""
+        if self._method.keeps_blocks and self._checkpoint.has(name):
+            blocks = self._checkpoint.read_blocks(name)
+            if blocks is not None:
+                self._check_shape(name, blocks.shape, shape)
+                return blocks
+        return self._read(name, *shape)
 
     def _plain(self, name: str, *shape: int) -> torch.Tensor:
         return self._read(name, *shape).to(device=self._device, dtype=self._dtype).contiguous()
@@ -103,18 +113,22 @@ class WeightLoader:
                 "the file is incomplete or its config does not describe it"
             )
         tensor = self._checkpoint.read(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{name} in {self._checkpoint.path} has shape {list(tensor.shape)}, "
-                f"but the config asks for {list(shape)}"
-            )
+        self._check_shape(name, tuple(tensor.shape), shape)
         return tensor
+
+    def _check_shape(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        if found != wanted:
+            raise ModelError(
+                f"{name} in {self._checkpoint.path} has shape {list(found)}, "
+                f"but the config asks for {list(wanted)}"
+            )
 
 
 def stored_bytes(config: ModelConfig, weights: DecoderWeights) -> int:
     """Bytes of all weights as they lie in memory, a tied head counted once."""
-    plain = [weights.embedding, weights.final_norm]
-    linears = [] if config.tie_word_embeddings else [weights.lm_head]
+    plain = [weights.final_norm]
+    linears = [weights.embedding]
+    linears += [] if config.tie_word_embeddings else [weights.lm_head]
     for layer in weights.layers:
         plain += [layer.input_norm, layer.post_norm]
         plain += [n for n in (layer.q_norm, layer.k_norm) if n is not None]

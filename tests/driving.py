@@ -22,6 +22,9 @@ from polypath.runtime.request import (
 )
 from polypath.runtime.scheduler import RequestState, ScheduledRow
 
+YARDSTICK = {"attention_backend": "torch_sdpa", "ops": "torch", "linear_method": "dense"}
+"""The plain path, which is compared with transformers; "auto" is what the planner takes here."""
+
 NEAR_TIE = 1e-3  # of log-probability; a greedy token may differ where two are closer than this
 
 
@@ -51,6 +54,11 @@ def build_engine(
     engine = Engine.build(EngineConfig(model=str(folder), **(settings | config)))
     torch.set_num_threads(1)  # a second one waits for the first when tests share the machine
     return engine
+
+
+def build_yardstick(folder: Path | str, **options: Any) -> Engine:
+    """`build_engine` on the plain path."""
+    return build_engine(folder, **(YARDSTICK | options))
 
 
 def _bytes_per_token(folder: Path | str) -> int:

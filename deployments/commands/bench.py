@@ -60,7 +60,7 @@ def engine(
         _run_ours(built, workloads, ours, repeats, turn)
         for peer in peers:
             peer.run(config.model, built.plan.num_threads, workloads, repeats)
-    top = ceilings()
+    top = ceilings(built.plan.num_threads)
     rows = [Row.of("polypath", runs) for runs in ours]
     rows += [Row.of(peer.name, runs) for peer in peers for runs in peer.measurements()]
     if as_json:

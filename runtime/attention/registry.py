@@ -45,23 +45,10 @@ TRITON = Capability(
     packages=("triton",),
     built=False,
 )
-CPU_NATIVE = Capability(
-    name="cpu_native",
-    kind="attention",
-    source="runtime/attention/cpu_native.py",
-    devices=("cpu",),
-    dtypes=("float32", "bfloat16"),
-    architectures=("x86_64",),
-    required_isa=("avx2", "fma", "f16c"),
-    sliding_window=True,
-    needs_compiler=True,
-    built=False,
-)
-
 CANDIDATES = (
     recorded(FLASHINFER),
     recorded(VLLM_FLASH_ATTN),
     recorded(TRITON),
-    recorded(CPU_NATIVE),
+    Candidate("cpu_native", "attention.cpu_native"),
     Candidate("torch_sdpa", "attention.torch_sdpa"),
 )

@@ -10,6 +10,7 @@ import torch
 
 from ...kernels.paged_attention import causal_mask, decode_attention, prefill_attention
 from ...kernels.store_kv import kv_rows
+from ..build_context import BuildContext
 from ..config import ModelConfig
 from ..forward_batch import ForwardBatch
 from ..planning.capability import Capability
@@ -128,6 +129,6 @@ def _slots(batch: ForwardBatch, page_table: torch.Tensor, num_tokens: int) -> to
     return slots.view(pages.shape[0], -1)[:, :num_tokens].contiguous()
 
 
-def build(model: ModelConfig, dtype: torch.dtype) -> TorchSdpaBackend:
-    """The backend for one model, with queries in `dtype`."""
-    return TorchSdpaBackend(model, dtype)
+def build(context: BuildContext) -> TorchSdpaBackend:
+    """The backend for one model, with queries in the plan's dtype."""
+    return TorchSdpaBackend(context.model, context.dtype)

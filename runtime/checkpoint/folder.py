@@ -24,6 +24,7 @@ from .tensor_check import check_tensors
 if TYPE_CHECKING:
     import torch
 
+    from ...kernels.cpu.packed import StoredBlocks
     from ..chat_template import ChatTemplate
     from ..tokenizer import Tokenizer
 
@@ -65,6 +66,10 @@ class FolderCheckpoint:
         if name not in self._tensors:
             raise ModelError(f"{self.path} has no tensor {name}.")
         return self._file(self._tensors[name].file).get_tensor(name)
+
+    def read_blocks(self, name: str) -> StoredBlocks | None:
+        """None: a folder of safetensors holds no blocks that we run as they are."""
+        return None
 
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer, loaded once."""

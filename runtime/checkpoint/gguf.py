@@ -25,8 +25,10 @@ from .templates import choose_template, no_template_fact
 from .tensor_check import check_tensors
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
+    from ...kernels.cpu.packed import StoredBlocks
     from ..chat_template import ChatTemplate
     from ..tokenizer import Tokenizer
 
@@ -92,6 +94,35 @@ class GgufCheckpoint:
         if self.config.architecture == "llama" and ".k_proj." in name:
             return _unpermute(tensor, self.config.num_kv_heads)
         return tensor
+
+    def read_blocks(self, name: str) -> StoredBlocks | None:
+        """A quantized matrix as it lies in the file, without a copy; None where it is plain."""
+        import numpy as np
+
+        from ...kernels.cpu.packed import STORED_TYPES, StoredBlocks
+
+        stored = self.file.tensors[self._names[name]]
+        if stored.type not in STORED_TYPES or len(stored.shape) != 2:
+            return None
+        rows, inputs = stored.shape
+        return StoredBlocks(
+            data=np.frombuffer(self.file.bytes_of(stored), dtype=np.uint8),
+            type=stored.type,
+            shape=(rows, inputs),
+            row_order=self._row_order(name, rows),
+        )
+
+    def _row_order(self, name: str, rows: int) -> np.ndarray | None:
+        """For each row its place in the file, where the file has them in another order."""
+        import torch
+
+        if self.config.architecture != "llama":
+            return None
+        heads = {".q_proj.": self.config.num_heads, ".k_proj.": self.config.num_kv_heads}
+        for part, num_heads in heads.items():
+            if part in name:
+                return _unpermute(torch.arange(rows, dtype=torch.int32), num_heads).numpy()
+        return None
 
     def tokenizer(self) -> Tokenizer:
         """The file's own tokenizer, built once."""

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from ..build_context import BuildContext
 from ..planning.capability import Capability
+from .method import Stored
 
 CAPABILITY = Capability(
-    name="dense", kind="linear", source="runtime/linear/dense.py", devices=("cpu", "cuda")
+    name="dense",
+    kind="linear",
+    source="runtime/linear/dense.py",
+    devices=("cpu", "cuda"),
+    keeps_stored=("float32", "bfloat16", "float16"),
 )
 
 
@@ -21,6 +27,10 @@ class DenseLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight."""
+        return self.weight.index_select(0, index)
 
     def dequantized(self) -> torch.Tensor:
         """The weight itself."""
@@ -37,21 +47,28 @@ class DenseMethod:
     """Stores weights in one dtype on one device."""
 
     name = "dense"
+    keeps_blocks = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
 
-    def pack(self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None) -> DenseLinear:
+    def pack(self, weights: list[Stored], biases: list[torch.Tensor] | None) -> DenseLinear:
         """Stack the matrices; one alone is not copied when it already has the right dtype."""
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        plain = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+        assert len(plain) == len(weights), "a dense method is given floats"
+        weight = plain[0] if len(plain) == 1 else torch.cat(plain)
         bias = None if biases is None else torch.cat(biases)
         return DenseLinear(self._place(weight), None if bias is None else self._place(bias))
+
+    def pack_embedding(self, weight: Stored) -> DenseLinear:
+        """The same: rounded to the plan's dtype only."""
+        return self.pack([weight], None)
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=self._device, dtype=self._dtype).contiguous()
 
 
-def build(dtype: torch.dtype, device: torch.device) -> DenseMethod:
-    """The method that stores weights in `dtype` on `device`."""
-    return DenseMethod(dtype, device)
+def build(context: BuildContext) -> DenseMethod:
+    """The method that stores weights in the plan's dtype on its device."""
+    return DenseMethod(context.dtype, context.device)

@@ -6,12 +6,21 @@ from typing import Protocol
 
 import torch
 
+from ...kernels.cpu.packed import StoredBlocks
+
+Stored = torch.Tensor | StoredBlocks
+"""A checkpoint's matrix: floats, or the blocks of a quantized file as they lie there."""
+
 
 class Linear(Protocol):
     """One stored weight matrix [out, in], with its bias where it has one."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias: [rows, in] -> [rows, out]."""
+        ...
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows of the weights [len(index), in], dequantized: what an embedding looks up."""
         ...
 
     def dequantized(self) -> torch.Tensor:
@@ -33,7 +42,12 @@ class LinearMethod(Protocol):
     """Makes `Linear`s from checkpoint tensors."""
 
     name: str
+    keeps_blocks: bool  # whether it takes `StoredBlocks`
 
-    def pack(self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None) -> Linear:
+    def pack(self, weights: list[Stored], biases: list[torch.Tensor] | None) -> Linear:
         """Store matrices [out_i, in] one above the other as a single matrix."""
+        ...
+
+    def pack_embedding(self, weight: Stored) -> Linear:
+        """Store an embedding or output layer, which is rounded to 8 bits at most."""
         ...

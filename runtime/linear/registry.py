@@ -5,25 +5,6 @@ from __future__ import annotations
 from ..planning.candidate import Candidate, recorded
 from ..planning.capability import Capability
 
-INT8 = Capability(
-    name="int8",
-    kind="linear",
-    source="runtime/linear/int8.py",
-    devices=("cpu", "cuda"),
-    min_compute_capability=(7, 5),
-    built=False,
-)
-INT4_GROUP = Capability(
-    name="int4_group",
-    kind="linear",
-    source="runtime/linear/int4_group.py",
-    devices=("cpu",),
-    dtypes=("float32", "bfloat16"),
-    architectures=("x86_64",),
-    required_isa=("avx2", "fma", "f16c"),
-    needs_compiler=True,
-    built=False,
-)
 FP8 = Capability(
     name="fp8",
     kind="linear",
@@ -36,7 +17,7 @@ FP8 = Capability(
 
 CANDIDATES = (
     Candidate("dense", "linear.dense"),
-    recorded(INT8),
-    recorded(INT4_GROUP),
+    Candidate("int8", "linear.int8"),
+    Candidate("int4_group", "linear.int4_group"),
     recorded(FP8),
 )

@@ -39,7 +39,7 @@ class DecoderLayer:
 class DecoderWeights:
     """All weights of a decoder, and where they lie."""
 
-    embedding: torch.Tensor  # [V, H]
+    embedding: Linear  # [V, H]
     layers: tuple[DecoderLayer, ...]
     final_norm: torch.Tensor  # [H]
     lm_head: Linear
@@ -52,13 +52,13 @@ class Decoder:
         self.config = config
         self.weights = weights
         self._ops = ops
-        self._inverse = rope_frequencies(config.rope, config.head_dim).to(weights.embedding.device)
+        self._inverse = rope_frequencies(config.rope, config.head_dim).to(weights.final_norm.device)
 
     def forward(self, batch: ForwardBatch, kv: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """One forward pass; `attention.plan(batch)` has been called."""
         eps = self.config.rms_norm_eps
         rope = cos_sin(batch.positions, self._inverse)
-        residual = self._ops.embed(batch.input_ids, self.weights.embedding)
+        residual = self.weights.embedding.rows(batch.input_ids)
         x = self._ops.norm(residual, self.weights.layers[0].input_norm, eps)
         for i, layer in enumerate(self.weights.layers):
             attended = self._attention(i, layer, x, rope, batch, kv, attention)

@@ -18,10 +18,6 @@ class Ops(Protocol):
 
     name: str
 
-    def embed(self, ids_T: torch.Tensor, table_VH: torch.Tensor) -> torch.Tensor:
-        """Rows of the embedding [T, H]."""
-        ...
-
     def norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last axis."""
         ...

@@ -14,20 +14,8 @@ TRITON = Capability(
     packages=("triton",),
     built=False,
 )
-CPU_NATIVE = Capability(
-    name="cpu_native",
-    kind="ops",
-    source="runtime/ops/cpu_native.py",
-    devices=("cpu",),
-    dtypes=("float32", "bfloat16"),
-    architectures=("x86_64",),
-    required_isa=("avx2", "fma", "f16c"),
-    needs_compiler=True,
-    built=False,
-)
-
 CANDIDATES = (
     recorded(TRITON),
-    recorded(CPU_NATIVE),
+    Candidate("cpu_native", "ops.cpu_native"),
     Candidate("torch", "ops.torch"),
 )

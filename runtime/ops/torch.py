@@ -8,6 +8,7 @@ from ...kernels.rms_norm import add_rms_norm, rms_norm
 from ...kernels.rotary import rotate
 from ...kernels.silu_mul import silu_mul
 from ...kernels.store_kv import store_kv
+from ..build_context import BuildContext
 from ..planning.capability import Capability
 
 CAPABILITY = Capability(
@@ -19,10 +20,6 @@ class TorchOps:
     """See `Ops` for shapes."""
 
     name = "torch"
-
-    def embed(self, ids_T: torch.Tensor, table_VH: torch.Tensor) -> torch.Tensor:
-        """Rows of the embedding."""
-        return table_VH.index_select(0, ids_T)
 
     def norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last axis."""
@@ -62,6 +59,6 @@ class TorchOps:
         return logits_RV.argmax(dim=-1)
 
 
-def build() -> TorchOps:
+def build(context: BuildContext) -> TorchOps:
     """The table; it has no state."""
     return TorchOps()

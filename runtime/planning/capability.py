@@ -45,6 +45,8 @@ class Capability:
     batch_invariant: bool = False  # a row's result does not depend on its neighbours
     packages: tuple[str, ...] = ()  # keys of Hardware.packages, "name" or "name>=1.2"
     needs_compiler: bool = False  # a C++ compiler with Python's headers, at start
+    native_kernels: bool = False  # a build of kernels/cpu that this CPU can run
+    keeps_stored: tuple[str, ...] = ()  # checkpoint types that a linear method keeps as they are
     built: bool = True
 
     def dtypes_for(self, device: str) -> tuple[str, ...]:

@@ -61,13 +61,15 @@ def rejections(
     for kind in PATH_KINDS:
         for candidate in REGISTRIES[kind]:
             by_mode = {
-                mode: _refusals(kind, candidate.name, replace(situation, mode=mode), chosen)
+                mode: _refusals(kind, candidate.name, replace(situation, mode=mode), chosen, config)
                 for mode in STEP_MODES
                 if mode in candidate.capability.modes
             }
             found += _merge(kind, candidate.name, by_mode)
     for candidate in REGISTRIES["linear"]:
         refusals = tuple(why_not(candidate.capability, situation))
+        if not refusals and candidate.name != chosen.linear_method:
+            refusals = (_passed_over("linear", candidate.name, chosen.linear_method, config),)
         if refusals:
             found.append(_rejection(None, "linear", candidate.name, refusals))
     return found
@@ -90,9 +92,16 @@ def _rejected_dtypes(
 
 
 def _refusals(
-    kind: CandidateKind, name: str, situation: Situation, chosen: Selection
+    kind: CandidateKind,
+    name: str,
+    situation: Situation,
+    chosen: Selection,
+    config: EngineConfig,
 ) -> tuple[Refusal, ...]:
-    """Refusals of one candidate in one mode, with that of the chosen path's other half."""
+    """Refusals of one candidate in one mode, with that of the chosen path's other half.
+
+    A candidate that fits and was not chosen is said to be passed over.
+    """
     capability = find(REGISTRIES[kind], name).capability
     refusals = why_not(capability, situation)
     assert situation.mode is not None, "candidates of paths are asked by mode"
@@ -100,7 +109,22 @@ def _refusals(
         backend = chosen.paths[situation.mode].attention_backend
         together = why_not_together(capability, find(REGISTRIES["attention"], backend).capability)
         refusals += [together] if together is not None else []
+    taken = getattr(chosen.paths[situation.mode], WISHES[kind])
+    if not refusals and name != taken:
+        refusals = [_passed_over(kind, name, taken, config)]
     return tuple(refusals)
+
+
+def _passed_over(kind: CandidateKind, name: str, taken: str, config: EngineConfig) -> Refusal:
+    """For a candidate that fits: which one was taken before it, and how to have this one."""
+    wish = getattr(config, WISHES[kind])
+    why = "was asked for" if wish == taken else "ranks before it here"
+    return Refusal(
+        rule="rank",
+        kind="performance",
+        sentence=f"{name} would fit, but {taken} {why}",
+        lift=f"{option(WISHES[kind])} {name}",
+    )
 
 
 def _merge(

@@ -116,6 +116,7 @@ class Hardware:
     python: str = ""
     packages: dict[str, Package] = field(default_factory=dict)
     compiler: Compiler = field(default_factory=lambda: Compiler(path=None))
+    native_kernels: tuple[str, ...] = ()  # builds of kernels/cpu that are installed, fastest first
     notes: tuple[str, ...] = ()  # what could not be read, and why
 
     @property

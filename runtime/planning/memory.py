@@ -14,6 +14,8 @@ from .plan import MemoryEstimate
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 MIB, GIB = 1 << 20, 1 << 30
+NATIVE_BITS = {"int4_group": 160, "int8": 272}  # of 32 weights with their scales
+NATIVE_GROWTH = (20, 18)  # Q4_0 becomes a block with offsets; Q4_1 and Q8_0 keep their size
 SCRATCH_PAGES = 1  # page 0 belongs to padding
 SAMPLER_BYTES = 40  # for each logit of a row: float32 logits, sorted copy with ids, float64 weights
 PROMPT_LOGPROB_ROWS = 512  # rows whose logits are held at once
@@ -64,11 +66,21 @@ class Demand:
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    linear_method: str = "dense"
+    kept_types: tuple[str, ...] = ()  # checkpoint types of a quantized method that stay as stored
 
     @property
     def weights_bytes(self) -> int:
-        """All weights in the plan's dtype."""
-        return self.model.num_parameters * self.itemsize
+        """All weights as the linear method stores them; embeddings in 8 bits at least."""
+        model = self.model
+        if model.stored_dtype in self.kept_types:
+            return model.weight_bytes * NATIVE_GROWTH[0] // NATIVE_GROWTH[1]
+        bits = NATIVE_BITS.get(self.linear_method)
+        if bits is None:
+            return model.num_parameters * self.itemsize
+        embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+        rest = model.num_parameters - embeddings
+        return embeddings * NATIVE_BITS["int8"] // 256 + rest * bits // 256
 
     @property
     def page_bytes(self) -> int:

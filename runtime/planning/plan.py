@@ -89,6 +89,7 @@ class ExecutionPlan:
     prefix_cache: bool
     memory: MemoryEstimate
     num_threads: int
+    native_kernels: str | None = None  # build of kernels/cpu that some candidate uses
     capture_sizes: tuple[int, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
@@ -130,6 +131,6 @@ class ExecutionPlan:
 DECISIVE = (
     *("software", "model", "device", "device_name", "dtype", "kv_dtype", "page_size"),
     *("linear_method", "paths", "max_num_seqs", "max_num_batched_tokens", "prefix_cache"),
-    *("num_threads", "capture_sizes", "environment"),
+    *("num_threads", "native_kernels", "capture_sizes", "environment"),
 )
 """Fields that the fingerprint covers."""

@@ -10,7 +10,7 @@ from .explanation import no_plan, refuse_unknown_names, rejections
 from .hardware import Hardware
 from .memory import device_budget
 from .plan import ExecutionPlan, Origin
-from .rules import Situation
+from .rules import Situation, native_variant
 from .selection import WISHES, Selection, select
 from .sizes import Sizes, choose_sizes
 
@@ -36,6 +36,7 @@ def plan(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Execut
         (situation.dtype, situation.kv_dtype),
         situation.page_size,
         device_budget(hardware, situation.device),
+        selection.linear_method,
     )
     return _plan(hardware, model, config, selection, sizes)
 
@@ -68,11 +69,17 @@ def _plan(
         prefix_cache=config.prefix_cache,
         memory=sizes.memory,
         num_threads=hardware.cpu.cores_usable,
+        native_kernels=_native_kernels(hardware, selection),
         environment=dict(ENVIRONMENT.get(situation.device, {})),
         rejected=tuple(rejections(hardware, model, config, selection)),
         origins=_origins(model, config, situation) | sizes.origins,
         notes=tuple(_notes(hardware, model, config, selection) + sizes.notes),
     )
+
+
+def _native_kernels(hardware: Hardware, selection: Selection) -> str | None:
+    """The build of our CPU kernels, where a chosen candidate uses it."""
+    return native_variant(hardware) if selection.uses_native_kernels() else None
 
 
 def describe_model(model: ModelConfig) -> str:
@@ -121,7 +128,7 @@ def _notes(
             f"warning: a GPU is here but cannot be used, so this runs on the CPU: {reasons}"
         )
     notes += _changed_dtype(hardware, model, config, selection)
-    notes += dtype_notes(hardware, model, config, device, dtype)
+    notes += dtype_notes(hardware, model, device, dtype, selection.linear_method)
     notes += _partial_wishes(config, selection)
     return notes
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
+from ...kernels.cpu.variants import built_variants
 from .hardware import Cpu, Gpu, Hardware, Memory, Torch
 from .probe_cgroup import probe_memory
 from .probe_cpu import probe_cpu, probe_numa
@@ -42,6 +43,7 @@ def probe(
         python=platform.python_version(),
         packages=probe_packages(),
         compiler=probe_compiler(environ),
+        native_kernels=built_variants(),
         notes=tuple(files.notes),
     )
 

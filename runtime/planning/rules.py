@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...kernels.cpu.variants import PORTABLE, fitting_variants
 from ..config import ModelConfig
 from ..forward_mode import ForwardMode
 from .capability import Capability
@@ -253,6 +254,41 @@ def _compiler(capability: Capability, situation: Situation) -> Refusal | None:
     )
 
 
+def native_variant(hardware: Hardware) -> str | None:
+    """The fastest installed build of kernels/cpu that this CPU can run and that pays, or None."""
+    fitting = fitting_variants(hardware.cpu.isa)
+    installed = [variant for variant in hardware.native_kernels if variant in fitting]
+    return installed[0] if installed and installed[0] != PORTABLE else None
+
+
+FLAGS = ("avx2", "fma", "f16c")
+"""Without these only the portable build of the native kernels runs."""
+
+
+def _native_kernels(capability: Capability, situation: Situation) -> Refusal | None:
+    hardware = situation.hardware
+    if situation.device != "cpu" or not capability.native_kernels or native_variant(hardware):
+        return None
+    missing = [flag for flag in FLAGS if flag not in hardware.cpu.isa]
+    if missing:
+        return _no(
+            "native_kernels.isa",
+            "performance",
+            f"{capability.name} would run its portable build, which torch outruns: the kernel "
+            f"does not show {', '.join(missing)}",
+            f"a processor (and a hypervisor that passes on its flags) with {', '.join(FLAGS)}",
+        )
+    reason = hardware.compiler.problem
+    because = f", and no compiler works here: {reason}" if reason else ""
+    return _no(
+        "native_kernels.missing",
+        "unavailable",
+        f"{capability.name} needs kernels that were not compiled when Polypath was installed"
+        f"{because}",
+        "install a C++ compiler (Debian: apt install g++ python3-dev) and install Polypath again",
+    )
+
+
 def _no(rule: str, kind: RefusalKind, sentence: str, lift: str) -> Refusal:
     return Refusal(rule=rule, kind=kind, sentence=sentence, lift=lift)
 
@@ -264,6 +300,7 @@ RULES: tuple[Rule, ...] = (
     _isa,
     _packages,
     _compiler,
+    _native_kernels,
     _dtype,
     _kv_dtype,
     _page_size,

@@ -53,6 +53,13 @@ class Selection:
     linear_method: str
     paths: dict[ForwardMode, ExecutionPath]
 
+    def uses_native_kernels(self) -> bool:
+        """Whether any chosen candidate runs our compiled CPU kernels."""
+        names = {("linear", self.linear_method)}
+        for path in self.paths.values():
+            names |= {("attention", path.attention_backend), ("ops", path.ops)}
+        return any(find(REGISTRIES[kind], name).capability.native_kernels for kind, name in names)
+
 
 def select(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Selection | None:
     """The best selection that every rule accepts, or None."""
@@ -144,7 +151,7 @@ def _select_at(
     """(cost, selection) at fixed shared values."""
     situation = _situation(hardware, model, config, device, dtype, page_size)
     methods = [
-        (_rank("linear", c), c.name)
+        (_linear_rank(c, model), c.name)
         for c in allowed("linear", config, None)
         if not why_not(c.capability, situation)
     ]
@@ -183,6 +190,12 @@ def _best_path(situation: Situation, config: EngineConfig) -> tuple[int, Executi
         mode=situation.mode, runner=runner.name, attention_backend=backend.name, ops=table.name
     )
     return cost, path
+
+
+def _linear_rank(candidate: Candidate, model: ModelConfig) -> int:
+    """A method that keeps the checkpoint's weights as they are goes before all that change them."""
+    keeps = model.stored_dtype in candidate.capability.keeps_stored
+    return _rank("linear", candidate) + (0 if keeps else len(REGISTRIES["linear"]))
 
 
 def _rank(kind: CandidateKind, candidate: Candidate) -> int:

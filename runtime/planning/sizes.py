@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from ..config import EngineConfig, ModelConfig
 from ..errors import PlanError
+from ..linear import registry as linear
+from .candidate import find
 from .memory import ITEMSIZE, SCRATCH_PAGES, Budget, Demand, gigabytes
 from .plan import MemoryEstimate, Origin
 from .refusal import Refusal
@@ -75,6 +77,7 @@ def choose_sizes(
     dtypes: tuple[str, str],
     page_size: int,
     budget: Budget,
+    linear_method: str = "dense",
 ) -> Sizes:
     """Sizes within the budget; PlanError with the numbers where none are. `dtypes`: weights, KV."""
     notes: list[str] = []
@@ -86,6 +89,8 @@ def choose_sizes(
         page_size=page_size,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
+        linear_method=linear_method,
+        kept_types=kept_types(linear_method),
     )
     question = Question(model=model, config=config, device=device, demand=demand, budget=budget)
     _refuse_longer_than_model(question)
@@ -103,6 +108,12 @@ def choose_sizes(
     )
     _explain(question, sizes)
     return sizes
+
+
+def kept_types(linear_method: str) -> tuple[str, ...]:
+    """Quantized checkpoint types that a method keeps; plain ones take the plan's dtype."""
+    kept = find(linear.CANDIDATES, linear_method).capability.keeps_stored
+    return tuple(t for t in kept if t not in ITEMSIZE)
 
 
 def _batch(config: EngineConfig, device: str, notes: list[str]) -> tuple[int, int]:

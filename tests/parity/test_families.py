@@ -11,7 +11,7 @@ import torch
 
 from polypath.runtime.engine import Engine
 from polypath.tests import tiny_models
-from polypath.tests.driving import build_engine, paged_logits
+from polypath.tests.driving import YARDSTICK, build_engine, paged_logits
 from polypath.tests.parity.reference import load_reference, reference_logits, relative_error
 
 BOUND = 1e-4
@@ -59,19 +59,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 Pair = tuple[Engine, list[list[int]], list[torch.Tensor]]
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+PATHS = {"yardstick": YARDSTICK, "planned": {}}
+
+
+@pytest.fixture(scope="module", params=[f"{model} {path}" for model in MODELS for path in PATHS])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
     """An engine, ragged sequences, and what transformers says of them."""
-    folder = tmp_path_factory.mktemp(request.param)
-    name, config = MODELS[request.param]
-    tiny_models.family(folder, name, seed=len(request.param), **config)
+    model, path = request.param.split()
+    folder = tmp_path_factory.mktemp(model)
+    name, config = MODELS[model]
+    tiny_models.family(folder, name, seed=len(model), **config)
     reference = load_reference(folder)
     rng = Random(1)
     sequences = [[rng.randrange(260) for _ in range(n)] for n in LENGTHS]
     expected = [reference_logits(reference, ids) for ids in sequences]
-    yield build_engine(folder, pages=32), sequences, expected
+    yield build_engine(folder, pages=32, **PATHS[path]), sequences, expected
 
 
 def _assert_equal(pair: Pair, which: list[int], steps: list[list[int]]) -> None:

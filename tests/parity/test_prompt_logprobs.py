@@ -9,7 +9,7 @@ import torch
 
 from polypath.runtime.request import FinishReason, Request, TokenLogprob
 from polypath.tests import tiny_models
-from polypath.tests.driving import Answer, build_engine, prompts, request, run
+from polypath.tests.driving import Answer, build_yardstick, prompts, request, run
 from polypath.tests.parity.reference import load_reference, reference_logits
 
 TOLERANCE = 1e-3
@@ -71,7 +71,7 @@ def _check_one(found: TokenLogprob, token_id: int, expected_V: torch.Tensor, k: 
 def test_scores_equal_transformers_the_first_and_the_second_time(
     folder: Path, scored: Scored, length: int, k: int
 ) -> None:
-    engine = build_engine(folder, pages=300)
+    engine = build_yardstick(folder, pages=300)
     ids, expected = scored[length]
     first = run(engine, [_request("a", ids, k)])["a"]
     second = run(engine, [_request("a", ids, k)])["a"]
@@ -84,7 +84,7 @@ def test_scores_equal_transformers_the_first_and_the_second_time(
 def test_scores_equal_transformers_when_the_prefill_is_cut(
     folder: Path, scored: Scored, budget: int
 ) -> None:
-    engine = build_engine(folder, pages=300, max_num_batched_tokens=budget, max_num_seqs=4)
+    engine = build_yardstick(folder, pages=300, max_num_batched_tokens=budget, max_num_seqs=4)
     ids, expected = scored[300]
     _check(run(engine, [_request("a", ids, 1)])["a"], ids, expected, 1)
 
@@ -92,7 +92,7 @@ def test_scores_equal_transformers_when_the_prefill_is_cut(
 def test_scores_equal_transformers_beside_others_that_share_the_prompt(
     folder: Path, scored: Scored
 ) -> None:
-    engine = build_engine(folder, pages=300, max_num_batched_tokens=100)
+    engine = build_yardstick(folder, pages=300, max_num_batched_tokens=100)
     ids, expected = scored[300]
     run(engine, [request("before", ids, max_tokens=3)])  # the prefix cache knows the prompt
     others = [request(f"o{i}", p, max_tokens=30) for i, p in enumerate(prompts(4))]
@@ -103,7 +103,7 @@ def test_scores_equal_transformers_beside_others_that_share_the_prompt(
 def test_scores_come_with_the_first_token_when_tokens_are_wanted(
     folder: Path, scored: Scored
 ) -> None:
-    engine = build_engine(folder, pages=300, max_num_batched_tokens=64)
+    engine = build_yardstick(folder, pages=300, max_num_batched_tokens=64)
     ids, expected = scored[300]
     answer = run(engine, [_request("a", ids, 1, max_tokens=4)])["a"]
     _check(answer, ids, expected, 1)
@@ -111,7 +111,7 @@ def test_scores_come_with_the_first_token_when_tokens_are_wanted(
 
 
 def test_scores_survive_a_preemption(folder: Path, scored: Scored) -> None:
-    engine = build_engine(
+    engine = build_yardstick(
         folder,
         pages=136,
         page_size=4,
@@ -130,7 +130,7 @@ def test_scores_survive_a_preemption(folder: Path, scored: Scored) -> None:
 
 
 def test_nothing_to_score_and_nothing_to_say_just_ends(folder: Path) -> None:
-    engine = build_engine(folder, pages=300)
+    engine = build_yardstick(folder, pages=300)
     answer = run(engine, [request("a", [5, 6, 7], max_tokens=0)])["a"]
     assert (answer.token_ids, answer.prompt_logprobs) == ([], None)
     assert answer.finish_reason is FinishReason.LENGTH

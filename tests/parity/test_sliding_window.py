@@ -15,7 +15,7 @@ from polypath.tests import tiny_models
 from polypath.tests.driving import (
     Answer,
     assert_same_greedy,
-    build_engine,
+    build_yardstick,
     paged_logits,
     request,
     run,
@@ -71,7 +71,7 @@ def test_says_what_transformers_says(
     budget: int,
     page_size: int,
 ) -> None:
-    engine = build_engine(
+    engine = build_yardstick(
         folder,
         pages=1600 // page_size,
         page_size=page_size,
@@ -85,7 +85,7 @@ def test_says_what_transformers_says(
 def test_says_the_same_when_preempted(
     folder: Path, requests: list[Request], expected: dict[str, list[int]]
 ) -> None:
-    engine = build_engine(folder, pages=42, page_size=4, max_model_len=164)
+    engine = build_yardstick(folder, pages=42, page_size=4, max_model_len=164)
     _check(run(engine, requests), expected)
     assert engine.stats()["preemptions_total"]
 
@@ -95,7 +95,7 @@ def test_logits_equal_transformers_in_prefill_chunks_and_decodes(
     tmp_path: Path, window: int
 ) -> None:
     tiny_models.random(tmp_path, config=MISTRAL | {"sliding_window": window})
-    engine, model = build_engine(tmp_path, pages=40), load_reference(tmp_path)
+    engine, model = build_yardstick(tmp_path, pages=40), load_reference(tmp_path)
     ids = torch.randint(4, 260, (80,), generator=torch.Generator().manual_seed(1)).tolist()
     reference = reference_logits(model, ids)
     for steps in ([[80]], [[7]] * 11 + [[3]], [[16]] * 5, [[40]] + [[1]] * 40):
@@ -107,7 +107,7 @@ def test_logits_equal_transformers_in_prefill_chunks_and_decodes(
 def test_no_window_means_none_or_is_refused(tmp_path: Path, window: int | None) -> None:
     tiny_models.random(tmp_path, config=MISTRAL | {"sliding_window": window})
     try:
-        engine = build_engine(tmp_path, pages=40)
+        engine = build_yardstick(tmp_path, pages=40)
     except ModelError as error:
         assert "sliding_window" in str(error)
         assert window == 0

@@ -13,7 +13,7 @@ from polypath.tests.driving import (
     NEAR_TIE,
     Answer,
     assert_same_greedy,
-    build_engine,
+    build_yardstick,
     request,
     run,
 )
@@ -76,7 +76,7 @@ def _reference(checkpoint: Checkpoint) -> Any:  # a transformers model
 @pytest.fixture(scope="module")
 def answers(default_model_path: Path) -> dict[str, Answer]:
     """What we say, all prompts in one batch."""
-    engine = build_engine(default_model_path, pages=400, max_model_len=512)
+    engine = build_yardstick(default_model_path, pages=400, max_model_len=512)
     requests = [
         request(
             text,

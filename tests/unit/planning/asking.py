@@ -8,6 +8,7 @@ from polypath.runtime.config import EngineConfig
 from polypath.runtime.planning.plan import ExecutionPlan
 
 YARDSTICK = "eager+torch_sdpa+torch"
+NATIVE = "eager+cpu_native+cpu_native"
 PROFILES = ("avx2", "h100", "t4")
 
 

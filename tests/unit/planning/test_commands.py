@@ -84,7 +84,7 @@ def test_an_impossible_choice_exits_with_2_and_its_reasons(config_only) -> None:
     shown = call("plan", config_only, "--hardware", "avx2", "--attention-backend", "flashinfer")
     assert shown.exit_code == 2 and shown.stdout == ""
     assert "flashinfer is not installed" in shown.stderr
-    assert "--attention-backend torch_sdpa" in shown.stderr
+    assert "--attention-backend cpu_native" in shown.stderr
     assert "Traceback" not in shown.stderr
 
 

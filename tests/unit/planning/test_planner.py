@@ -24,7 +24,7 @@ from polypath.runtime.planning.hardware import (
 )
 from polypath.runtime.planning.planner import plan
 from polypath.runtime.planning.selection import REGISTRIES
-from polypath.tests.unit.planning.asking import PROFILES, YARDSTICK, refused, wishes
+from polypath.tests.unit.planning.asking import NATIVE, PROFILES, YARDSTICK, refused, wishes
 
 CARD_WITHOUT_CUDA = Gpu(index=0, name="NVIDIA card (/dev/nvidia0)", problem="NVML: mismatch")
 
@@ -39,9 +39,8 @@ CARD_WITHOUT_CUDA = Gpu(index=0, name="NVIDIA card (/dev/nvidia0)", problem="NVM
 )
 def test_each_profile_gets_its_path(model, profile, device, dtype, batch) -> None:
     found = plan(load_hardware(profile), model, wishes())
-    assert {mode: found.path_name(mode) for mode in found.paths} == dict.fromkeys(
-        STEP_MODES, YARDSTICK
-    )
+    path = YARDSTICK if device == "cuda" else NATIVE
+    assert {mode: found.path_name(mode) for mode in found.paths} == dict.fromkeys(STEP_MODES, path)
     assert (found.device, found.dtype, found.kv_dtype) == (device, dtype, dtype)
     assert (found.page_size, found.linear_method) == (16, "dense")
     assert (found.max_num_seqs, found.max_num_batched_tokens, found.max_waiting) == (*batch, 256)
@@ -54,7 +53,9 @@ def test_each_profile_gets_its_path(model, profile, device, dtype, batch) -> Non
     [
         ("avx2", "device/cuda", {"device.card"}),
         ("avx2", "attention/flashinfer", {"device", "package", "adapter"}),
-        ("avx2", "attention/cpu_native", {"adapter"}),
+        ("avx2", "attention/torch_sdpa", {"rank"}),
+        ("avx2", "ops/torch", {"rank"}),
+        ("avx2", "linear/int8", {"rank"}),
         ("avx2", "runner/cuda_graph", {"device", "adapter"}),
         ("avx2", "runner/cpu_graph", {"adapter", "graph_support"}),
         ("avx2", "linear/fp8", {"device", "adapter"}),
@@ -65,7 +66,7 @@ def test_each_profile_gets_its_path(model, profile, device, dtype, batch) -> Non
         ("t4", "dtype/bfloat16", {"dtype.compute_capability"}),
         ("t4", "attention/vllm_flash_attn", {"compute_capability", "package", "adapter"}),
         ("t4", "linear/fp8", {"compute_capability", "adapter"}),
-        ("t4", "ops/cpu_native", {"device", "adapter"}),
+        ("t4", "ops/cpu_native", {"device"}),
     ],
 )
 def test_each_profile_gives_these_refusals(model, profile, candidate, expected) -> None:
@@ -144,17 +145,17 @@ def test_a_record_read_from_source_is_the_module_constant(kind) -> None:
         (
             {"attention_backend": "flashinfer"},
             {"device", "package", "adapter"},
-            "--attention-backend torch_sdpa",
+            "--attention-backend cpu_native",
         ),
         ({"device": "cuda"}, {"device.card"}, "--device cpu"),
         ({"runner": "cuda_graph"}, {"device", "adapter"}, "--runner eager"),
-        ({"ops": "triton"}, {"device", "package", "adapter"}, "--ops torch"),
-        ({"linear_method": "int4_group"}, {"adapter"}, "--linear-method dense"),
+        ({"ops": "triton"}, {"device", "package", "adapter"}, "--ops cpu_native"),
+        ({"linear_method": "fp8"}, {"device", "adapter"}, "--linear-method dense"),
         ({"kv_dtype": "fp8_e4m3"}, {"kv_dtype"}, "--kv-dtype float32"),
         (
             {"runner": "cpu_graph", "attention_backend": "cpu_native"},
             {"adapter", "graph_support"},
-            "--runner eager --attention-backend torch_sdpa",
+            "--runner eager",
         ),
         (
             {"runner": "cpu_graph", "attention_backend": "torch_sdpa"},
@@ -225,8 +226,11 @@ def test_quantized_weights_are_said_to_be_dequantized(avx2, model) -> None:
     quantized = replace(model, stored_dtype="Q4_1", weight_bytes=98_000_000)
     assert any(
         "Q4_1 weights (93 MiB) are dequantized to float32" in note and "513 MiB" in note
-        for note in plan(avx2, quantized, wishes()).notes
+        for note in plan(avx2, quantized, wishes(linear_method="dense")).notes
     )
+    native = plan(avx2, quantized, wishes())
+    assert any("Q4_1 weights run as they are stored" in note for note in native.notes)
+    assert native.memory.weights_bytes < 110_000_000
 
 
 @pytest.mark.parametrize(
@@ -236,7 +240,7 @@ def test_quantized_weights_are_said_to_be_dequantized(avx2, model) -> None:
 def test_missing_flags_refuse_native_kernels_by_name(avx2, model, isa, missing) -> None:
     poor = replace(avx2, cpu=replace(avx2.cpu, isa=isa))
     found = plan(poor, model, wishes())
-    assert refused(found)["ops/cpu_native"] == {"isa", "adapter"}
+    assert refused(found)["ops/cpu_native"] == {"native_kernels.isa"}
     assert found.path_name(ForwardMode.DECODE) == YARDSTICK
     with pytest.raises(PlanError, match=f"does not show {missing}"):
         plan(poor, model, wishes(attention_backend="cpu_native"))
@@ -301,11 +305,42 @@ def test_without_torch_nothing_runs(avx2, model) -> None:
 
 
 def test_without_a_compiler_compiled_kernels_are_refused(avx2, model) -> None:
-    bare = replace(avx2, compiler=Compiler(path=None, problem="CC=/bin/false: exits with 1"))
-    assert refused(plan(bare, model, wishes()))["attention/cpu_native"] == {"compiler", "adapter"}
+    problem = Compiler(path=None, problem="CC=/bin/false: exits with 1")
+    bare = replace(avx2, compiler=problem, native_kernels=())
+    found = plan(bare, model, wishes())
+    assert refused(found)["attention/cpu_native"] == {"native_kernels.missing"}
+    assert found.path_name(ForwardMode.DECODE) == YARDSTICK and found.native_kernels is None
     with pytest.raises(PlanError, match="CC=/bin/false") as caught:
         plan(bare, model, wishes(attention_backend="cpu_native"))
     assert any("install a C++ compiler" in refusal.lift for refusal in caught.value.refusals)
+
+
+def test_kernels_that_are_built_need_no_compiler(avx2, model) -> None:
+    bare = replace(avx2, compiler=Compiler(path=None, problem="no c++ in PATH"))
+    assert plan(bare, model, wishes()).native_kernels == "avx2"
+
+
+def test_the_widest_build_that_fits_is_planned(avx2, model) -> None:
+    flags = (*avx2.cpu.isa, "avx512f", "avx512bw", "avx512vl", "avx512_vnni")
+    wide = replace(avx2, cpu=replace(avx2.cpu, isa=flags))
+    assert plan(wide, model, wishes()).native_kernels == "avx2"
+    both = replace(wide, native_kernels=("avx512", "avx2", "portable"))
+    assert plan(both, model, wishes()).native_kernels == "avx512"
+
+
+@pytest.mark.parametrize(
+    ("stored", "method"),
+    [("Q4_1", "int4_group"), ("Q4_0", "int4_group"), ("Q8_0", "int8"), ("bfloat16", "dense")],
+)
+def test_weights_run_as_the_checkpoint_stores_them(avx2, model, stored, method) -> None:
+    found = plan(avx2, replace(model, stored_dtype=stored, weight_bytes=98_000_000), wishes())
+    assert found.linear_method == method
+
+
+def test_floats_are_rounded_only_when_asked(avx2, model) -> None:
+    found = plan(avx2, model, wishes(linear_method="int4_group"))
+    assert any("rounded to 4 bits" in note for note in found.notes)
+    assert found.memory.weights_bytes < plan(avx2, model, wishes()).memory.weights_bytes / 4
 
 
 def test_a_package_that_does_not_import_is_refused_with_its_reason(model) -> None:

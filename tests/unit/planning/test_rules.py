@@ -88,7 +88,7 @@ def test_a_better_candidate_that_fits_is_taken(avx2, model, monkeypatch) -> None
     found = plan(avx2, model, wishes())
     assert found.paths[ForwardMode.DECODE].attention_backend == "swift" and found.page_size == 64
     kept = plan(avx2, model, wishes(page_size=16))
-    assert kept.paths[ForwardMode.DECODE].attention_backend == "torch_sdpa"
+    assert kept.paths[ForwardMode.DECODE].attention_backend == "cpu_native"
     assert refused(kept)["attention/swift"] == {"page_size"}
 
 
@@ -101,5 +101,5 @@ def test_a_candidate_for_one_mode_runs_beside_others(avx2, model, monkeypatch) -
     found = plan(avx2, model, wishes(attention_backend="half"))
     backends = {mode: path.attention_backend for mode, path in found.paths.items()}
     assert backends[ForwardMode.DECODE] == "half"
-    assert backends[ForwardMode.PREFILL] == backends[ForwardMode.MIXED] == "torch_sdpa"
+    assert backends[ForwardMode.PREFILL] == backends[ForwardMode.MIXED] == "cpu_native"
     assert any("half does not run prefill, mixed batches" in note for note in found.notes)

@@ -1,0 +1,79 @@
+// The plain C interface that library.py binds. Every function returns when its work is done.
+#include <cstdint>
+
+#include "attention.h"
+#include "linear.h"
+#include "ops.h"
+#include "pack.h"
+#include "team.h"
+
+#define API extern "C" __attribute__((visibility("default")))
+
+using namespace polypath;
+
+namespace {
+
+Matrix matrix(const void* blocks, int storage, int out, int in) {
+  return {static_cast<Storage>(storage), blocks, out, in};
+}
+
+Pool pool_of(void* data, int type, int page_size, int kv_heads, int head_dim) {
+  return {data, static_cast<KvType>(type), page_size, kv_heads, head_dim};
+}
+
+}  // namespace
+
+API void pp_set_threads(int num_threads) { team().resize(num_threads); }
+API int pp_threads() { return team().size(); }
+
+API int64_t pp_packed_bytes(int storage, int out, int in) {
+  const int64_t rows = (out + kRows - 1) / kRows, groups = (in + kGroup - 1) / kGroup;
+  return rows * groups * static_cast<int64_t>(block_bytes(static_cast<Storage>(storage)));
+}
+
+API void pp_pack_stored(const uint8_t* raw, int type, int rows, int in, const int32_t* source_rows, int first_row,
+                        void* blocks) {
+  pack_stored(raw, static_cast<Stored>(type), rows, in, source_rows, first_row, blocks);
+}
+
+API void pp_pack_floats(const float* w, int storage, int rows, int in, int first_row, void* blocks) {
+  pack_floats(w, static_cast<Storage>(storage), rows, in, first_row, blocks);
+}
+
+API void pp_linear(const float* x, int64_t x_stride, int rows, const void* blocks, int storage, int out, int in,
+                   const float* bias, const float* residual, float* y) {
+  linear(x, x_stride, rows, matrix(blocks, storage, out, in), bias, residual, y);
+}
+
+API void pp_dequantize(const void* blocks, int storage, int out, int in, const int64_t* rows, int num_rows, float* y) {
+  const Matrix w = matrix(blocks, storage, out, in);
+  auto work = [&](int i) { dequantize_row(w, static_cast<int>(rows[i]), y + static_cast<int64_t>(i) * in); };
+  team().run(num_rows, work);
+}
+
+API void pp_rms_norm(const float* x, const float* weight, float eps, int rows, int width, float* y) {
+  rms_norm(x, weight, eps, rows, width, y);
+}
+
+API void pp_add_rms_norm(const float* x, const float* residual, const float* weight, float eps, int rows, int width,
+                         float* y, float* total) {
+  add_rms_norm(x, residual, weight, eps, rows, width, y, total);
+}
+
+API void pp_silu_mul(const float* gate_up, int rows, int width, float* y) { silu_mul(gate_up, rows, width, y); }
+
+API void pp_rope_store(const float* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
+                       float eps, void* pool, int kv_type, int page_size, int kv_heads, int head_dim,
+                       const int64_t* slots, int rows, int heads, float* q) {
+  rope_store(qkv, cos, sin, q_norm, k_norm, eps, pool_of(pool, kv_type, page_size, kv_heads, head_dim), slots, rows,
+             heads, q);
+}
+
+API void pp_attention(const float* q, void* pool, int kv_type, int page_size, int kv_heads, int head_dim,
+                      const int32_t* page_table, const int32_t* query_starts, const int32_t* kv_lens, int num_rows,
+                      int max_pages, int heads, int window, float scale, float* out) {
+  const Rows rows{page_table, query_starts, kv_lens, num_rows, max_pages};
+  attention(q, pool_of(pool, kv_type, page_size, kv_heads, head_dim), rows, heads, window, scale, out);
+}
+
+API void pp_argmax(const float* x, int rows, int width, int64_t* index) { argmax(x, rows, width, index); }

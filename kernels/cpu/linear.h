@@ -1,0 +1,53 @@
+// Linear layers over quantized weights. See linear.cpp for the layout of packed weights.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace polypath {
+
+constexpr int kRows = 8;    // output rows interleaved in one block
+constexpr int kGroup = 32;  // inputs that share a scale
+
+// 8 rows x 32 inputs of 4-bit weights, w = d * q + m. Byte 32 c + 4 r + i holds input 8 c + i of row r in its low half,
+// input 8 c + 4 + i in its high half.
+struct Int4Block {
+  uint8_t q[128];
+  uint16_t d[kRows];  // half precision
+  uint16_t m[kRows];
+};
+
+// 8 rows x 32 inputs of 8-bit weights, w = d * q. Byte 32 c + 4 r + i holds input 4 c + i of row r.
+struct Int8Block {
+  int8_t q[256];
+  uint16_t d[kRows];
+};
+
+enum class Storage : int { kInt4 = 4, kInt8 = 8 };
+
+inline size_t block_bytes(Storage s) {
+  return s == Storage::kInt4 ? sizeof(Int4Block) : sizeof(Int8Block);
+}
+
+// Activations in 8 bits: x = scale * q for each group of 32; `sum` is scale times the sum of the group's q.
+struct Quantized {
+  int8_t* q;     // [rows, groups * 32]
+  float* scale;  // [rows, groups]
+  float* sum;    // [rows, groups]
+};
+
+struct Matrix {
+  Storage storage;
+  const void* blocks;  // [ceil(out / 8), groups] blocks
+  int out;
+  int in;  // groups = ceil(in / 32); inputs past `in` meet zero weights
+};
+
+// y[rows, out] = x[rows, in] W^T (+ bias[out]) (+ residual[rows, out]); rows of x are `x_stride` floats apart.
+void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const float* bias,
+            const float* residual, float* y);
+
+// One row of W as floats: what an embedding looks up, and what the yardstick multiplies by.
+void dequantize_row(const Matrix& w, int row, float* out);
+
+}  // namespace polypath

@@ -1,0 +1,132 @@
+"""Quantized weight matrices in the native layout, and the linear layer over them.
+
+Shapes: R rows of activations, N outputs, K inputs. The layout stands in linear.h: blocks of 8
+interleaved output rows and
+32 inputs, half-precision scales. Activations are rounded to 8 bits per row and group of 32;
+products of a group are summed
+exactly in integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .library import Library
+
+INT4, INT8 = 4, 8
+STORED_TYPES = {"Q4_0": (2, INT4, 18), "Q4_1": (3, INT4, 20), "Q8_0": (8, INT8, 34)}
+"""GGUF type -> its number, the native storage it becomes, bytes of one block of 32."""
+GROUP = 32
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredBlocks:
+    """A GGUF tensor as it lies in the file: `data` uint8, rows of blocks; `row_order[i]` is the
+    file's row for row i.
+    """
+
+    data: np.ndarray
+    type: str  # of STORED_TYPES
+    shape: tuple[int, int]
+    row_order: np.ndarray | None = None  # int32
+
+
+class PackedMatrix:
+    """A matrix [N, K] in native blocks."""
+
+    def __init__(self, library: Library, storage: int, shape: tuple[int, int]) -> None:
+        self.storage = storage
+        self.shape = shape
+        self._library = library
+        num_bytes = library.quick["pp_packed_bytes"](storage, *shape)
+        whole = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8))
+        start = -whole.data_ptr() % ALIGNMENT
+        self.blocks = whole[start : start + num_bytes]
+        self._address = self.blocks.data_ptr()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the blocks."""
+        return self.blocks.numel()
+
+    def put_stored(self, stored: StoredBlocks, first_row: int) -> None:
+        """Interleave a GGUF tensor as rows first_row.. without changing a weight."""
+        number, storage, _ = STORED_TYPES[stored.type]
+        assert storage == self.storage, f"{stored.type} does not become this matrix's storage"
+        order = None if stored.row_order is None else stored.row_order.ctypes.data
+        self._library.long["pp_pack_stored"](
+            stored.data.ctypes.data, number, *stored.shape, order, first_row, self._address
+        )
+
+    def put_floats(self, weights: torch.Tensor, first_row: int) -> None:
+        """Round a float matrix as rows first_row.. (int4: between each group's extremes; int8:
+        symmetrically).
+        """
+        weights = weights.float().contiguous()
+        self._library.long["pp_pack_floats"](
+            weights.data_ptr(), self.storage, *weights.shape, first_row, self._address
+        )
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Dequantized rows float32 [len(index), K]; `index` is int64."""
+        out = torch.empty(index.numel(), self.shape[1])
+        functions = self._library.functions(index.numel())
+        functions["pp_dequantize"](
+            self._address,
+            self.storage,
+            *self.shape,
+            index.data_ptr(),
+            index.numel(),
+            out.data_ptr(),
+        )
+        return out
+
+    def dequantized(self) -> torch.Tensor:
+        """The whole matrix float32 [N, K]."""
+        return self.rows(torch.arange(self.shape[0]))
+
+    def multiply(self, x_RK: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
+        """x W^T + bias: float32 [R, K] -> [R, N]. The last axis of x must be contiguous."""
+        assert x_RK.dtype == torch.float32, "float32 rows are needed"
+        assert x_RK.stride(1) == 1 or x_RK.shape[1] == 1 or not x_RK.numel(), "rows are contiguous"
+        rows = x_RK.shape[0]
+        out = torch.empty(rows, self.shape[0])
+        if rows:
+            self._library.functions(rows)["pp_linear"](
+                x_RK.data_ptr(),
+                x_RK.stride(0),
+                rows,
+                self._address,
+                self.storage,
+                *self.shape,
+                None if bias_N is None else bias_N.data_ptr(),
+                None,
+                out.data_ptr(),
+            )
+        return out
+
+
+def multiply_twin(
+    x_RK: torch.Tensor, packed: PackedMatrix, bias_N: torch.Tensor | None
+) -> torch.Tensor:
+    """What `multiply` computes, in torch: the same rounding of activations, sums in float64."""
+    rows, inputs = x_RK.shape
+    padded = -(-inputs // GROUP) * GROUP
+    x = torch.nn.functional.pad(x_RK, (0, padded - inputs)).view(rows, -1, GROUP)
+    scale = x.abs().amax(-1, keepdim=True) / 127.0
+    inverse = torch.where(scale > 0, 127.0 / (scale * 127.0), torch.zeros_like(scale))
+    rounded = (x * inverse).round()
+    restored = (rounded * scale).double().view(rows, padded)[:, :inputs]
+    out = restored @ packed.dequantized().double().T
+    return (out if bias_N is None else out + bias_N.double()).float()
+
+
+def stack_shapes(shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Shape of matrices put one above the other."""
+    assert len({k for _, k in shapes}) == 1, "stacked matrices have equal inputs"
+    return sum(n for n, _ in shapes), shapes[0][1]
