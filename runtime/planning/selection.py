@@ -55,7 +55,7 @@ class Selection:
 
     def uses_native_kernels(self) -> bool:
         """Whether any chosen candidate runs our compiled CPU kernels."""
-        names = {("linear", self.linear_method)}
+        names: set[tuple[CandidateKind, str]] = {("linear", self.linear_method)}
         for path in self.paths.values():
             names |= {("attention", path.attention_backend), ("ops", path.ops)}
         return any(find(REGISTRIES[kind], name).capability.native_kernels for kind, name in names)
