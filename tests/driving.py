@@ -22,7 +22,11 @@ from polypath.runtime.request import (
 )
 from polypath.runtime.scheduler import RequestState, ScheduledRow
 
-YARDSTICK: dict[str, Any] = {"attention_backend": "torch_sdpa", "ops": "torch", "linear_method": "dense"}
+YARDSTICK: dict[str, Any] = {
+    "attention_backend": "torch_sdpa",
+    "ops": "torch",
+    "linear_method": "dense",
+}
 """The plain path, which is compared with transformers; "auto" is what the planner takes here."""
 
 NEAR_TIE = 1e-3  # of log-probability; a greedy token may differ where two are closer than this
