@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "dense.h"
 #include "linear.h"
 #include "ops.h"
 #include "pack.h"
@@ -27,6 +28,7 @@ API void pp_set_threads(int num_threads) { team().resize(num_threads); }
 API int pp_threads() { return team().size(); }
 
 API int64_t pp_packed_bytes(int storage, int out, int in) {
+  if (is_dense(static_cast<Storage>(storage))) return dense_bytes(static_cast<Storage>(storage), out, in);
   const int64_t rows = (out + kRows - 1) / kRows, groups = (in + kGroup - 1) / kGroup;
   return rows * groups * static_cast<int64_t>(block_bytes(static_cast<Storage>(storage)));
 }
@@ -37,17 +39,21 @@ API void pp_pack_stored(const uint8_t* raw, int type, int rows, int in, const in
 }
 
 API void pp_pack_floats(const float* w, int storage, int rows, int in, int first_row, void* blocks) {
-  pack_floats(w, static_cast<Storage>(storage), rows, in, first_row, blocks);
+  const auto kind = static_cast<Storage>(storage);
+  is_dense(kind) ? pack_dense(w, kind, rows, in, first_row, blocks) : pack_floats(w, kind, rows, in, first_row, blocks);
 }
 
 API void pp_linear(const float* x, int64_t x_stride, int rows, const void* blocks, int storage, int out, int in,
                    const float* bias, const float* residual, float* y) {
-  linear(x, x_stride, rows, matrix(blocks, storage, out, in), bias, residual, y);
+  const Matrix w = matrix(blocks, storage, out, in);
+  const auto run = is_dense(w.storage) ? dense_linear : linear;
+  run(x, x_stride, rows, w, bias, residual, y);
 }
 
 API void pp_dequantize(const void* blocks, int storage, int out, int in, const int64_t* rows, int num_rows, float* y) {
   const Matrix w = matrix(blocks, storage, out, in);
-  auto work = [&](int i) { dequantize_row(w, static_cast<int>(rows[i]), y + static_cast<int64_t>(i) * in); };
+  const auto read = is_dense(w.storage) ? dense_row : dequantize_row;
+  auto work = [&](int i) { read(w, static_cast<int>(rows[i]), y + static_cast<int64_t>(i) * in); };
   team().run(num_rows, work);
 }
 

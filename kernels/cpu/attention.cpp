@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "lanes.h"
 #include "numbers.h"
 #include "team.h"
 
@@ -18,7 +19,6 @@ constexpr int kSplit = 256;       // keys of one decode chunk; fixed, so results
 constexpr int kQueryTile = 32;    // queries of one prefill chunk
 constexpr int kKeyTile = 32;      // keys whose transposed copy stays in the first-level cache
 constexpr int kMaxDim = 256;
-constexpr int kLanes = 8;
 constexpr int kBlock = 4;         // rows of a register block, 2 x 8 columns wide
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -104,16 +104,6 @@ void decode_range(const Call& c, const Piece& p, float* acc, Partial* partials) 
   }
 }
 
-using Lanes = float __attribute__((vector_size(4 * kLanes)));
-
-inline Lanes load(const float* at) {
-  Lanes v;
-  std::memcpy(&v, at, sizeof v);
-  return v;
-}
-
-inline void save(float* at, const Lanes& v) { std::memcpy(at, &v, sizeof v); }
-
 // c[4][16] = c * keep + a[4][depth] b[depth][16], all sums in registers. Rows of a are given one by one.
 inline __attribute__((always_inline)) void multiply_block(const float* const* a, int depth, const float* b, int b_stride,
                                                           float* const* c, const float* keep) {
@@ -193,7 +183,8 @@ void prefill_tile(const Call& c, const Piece& p) {
     r = std::min<int64_t>(r, rows - 1);
     return ((start + q0 + r / group) * c.heads + p.kv_head * group + r % group) * n;
   };
-  const int first_key = c.window > 0 ? std::max(0, position0 - c.window + 1) : 0;
+  // Tiles of keys begin at fixed places, so that a query's result does not depend on how its prompt was cut.
+  const int first_key = c.window > 0 ? std::max(0, position0 - c.window + 1) / kKeyTile * kKeyTile : 0;
   for (int k0 = first_key; k0 < position0 + queries; k0 += kKeyTile) {
     const int count = std::min(kKeyTile, position0 + queries - k0);
     load_tile(c, p, k0, count, stride, keys, values);

@@ -23,7 +23,7 @@ struct Int8Block {
   uint16_t d[kRows];
 };
 
-enum class Storage : int { kInt4 = 4, kInt8 = 8 };
+enum class Storage : int { kInt4 = 4, kInt8 = 8, kBfloat16 = 16, kFloat16 = 17, kFloat32 = 32 };
 
 inline size_t block_bytes(Storage s) {
   return s == Storage::kInt4 ? sizeof(Int4Block) : sizeof(Int8Block);

@@ -34,6 +34,23 @@ inline float half_to_float(uint16_t h) {
 #endif
 }
 
+// Round to nearest even; a NaN stays one.
+inline uint16_t float_to_half(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return sign | 0x7e00u;   // NaN
+  if (size >= 0x477ff000u) return sign | 0x7c00u;  // rounds to infinity
+  if (size < 0x33000001u) return sign;             // rounds to zero
+  const int shift = size < 0x38800000u ? 126 - static_cast<int>(size >> 23) : 13;
+  uint32_t mantissa = size < 0x38800000u ? ((size & 0x7fffffu) | 0x800000u) : size - 0x38000000u;
+  const uint32_t rest = mantissa & ((uint32_t{1} << shift) - 1), half = uint32_t{1} << (shift - 1);
+  mantissa >>= shift;
+  if (rest > half || (rest == half && (mantissa & 1))) ++mantissa;
+  return static_cast<uint16_t>(sign | mantissa);
+}
+
 inline float bfloat_to_float(uint16_t b) {
   const uint32_t bits = static_cast<uint32_t>(b) << 16;
   float f;

@@ -11,22 +11,6 @@
 namespace polypath {
 namespace {
 
-uint16_t float_to_half(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
-  const uint32_t size = bits & 0x7fffffffu;
-  if (size > 0x7f800000u) return sign | 0x7e00u;   // NaN
-  if (size >= 0x477ff000u) return sign | 0x7c00u;  // rounds to infinity
-  if (size < 0x33000001u) return sign;             // rounds to zero
-  const int shift = size < 0x38800000u ? 126 - static_cast<int>(size >> 23) : 13;
-  uint32_t mantissa = size < 0x38800000u ? ((size & 0x7fffffu) | 0x800000u) : size - 0x38000000u;
-  const uint32_t rest = mantissa & ((uint32_t{1} << shift) - 1), half = uint32_t{1} << (shift - 1);
-  mantissa >>= shift;
-  if (rest > half || (rest == half && (mantissa & 1))) ++mantissa;
-  return static_cast<uint16_t>(sign | mantissa);
-}
-
 void put_int4(Int4Block& b, int r, const uint8_t* q, uint16_t d, uint16_t m) {
   for (int i = 0; i < kGroup; ++i) {
     uint8_t& byte = b.q[32 * (i / 8) + 4 * r + i % 4];

@@ -1,4 +1,4 @@
-"""Quantized weight matrices in the native layout, and the linear layer over them.
+"""Weight matrices in native layouts, quantized or not, and the linear layer over them.
 
 Shapes: R rows of activations, N outputs, K inputs. The layout stands in linear.h: blocks of 8
 interleaved output rows and
@@ -18,6 +18,8 @@ import torch
 from .library import Library
 
 INT4, INT8 = 4, 8
+FLOATS = {torch.bfloat16: 16, torch.float16: 17, torch.float32: 32}
+"""Storage of float weights, which are multiplied without rounding activations."""
 STORED_TYPES = {"Q4_0": (2, INT4, 18), "Q4_1": (3, INT4, 20), "Q8_0": (8, INT8, 34)}
 """GGUF type -> its number, the native storage it becomes, bytes of one block of 32."""
 GROUP = 32
@@ -64,8 +66,8 @@ class PackedMatrix:
         )
 
     def put_floats(self, weights: torch.Tensor, first_row: int) -> None:
-        """Round a float matrix as rows first_row.. (int4: between each group's extremes; int8:
-        symmetrically).
+        """Store a float matrix as rows first_row..: int4 rounds between each group's extremes, int8
+        symmetrically, float storages to their type.
         """
         weights = weights.float().contiguous()
         self._library.long["pp_pack_floats"](
@@ -115,6 +117,10 @@ def multiply_twin(
     x_RK: torch.Tensor, packed: PackedMatrix, bias_N: torch.Tensor | None
 ) -> torch.Tensor:
     """What `multiply` computes, in torch: the same rounding of activations, sums in float64."""
+    weights = packed.dequantized().double()
+    if packed.storage in FLOATS.values():
+        plain = x_RK.double() @ weights.T
+        return (plain if bias_N is None else plain + bias_N.double()).float()
     rows, inputs = x_RK.shape
     padded = -(-inputs // GROUP) * GROUP
     x = torch.nn.functional.pad(x_RK, (0, padded - inputs)).view(rows, -1, GROUP)
@@ -122,7 +128,7 @@ def multiply_twin(
     inverse = torch.where(scale > 0, 127.0 / (scale * 127.0), torch.zeros_like(scale))
     rounded = (x * inverse).round()
     restored = (rounded * scale).double().view(rows, padded)[:, :inputs]
-    out = restored @ packed.dequantized().double().T
+    out = restored @ weights.T
     return (out if bias_N is None else out + bias_N.double()).float()
 
 

@@ -1,4 +1,4 @@
-"""Linear layers over native quantized blocks; int4_group.py and int8.py are its two methods."""
+"""Linear layers over native matrices: what int4_group.py, int8.py and dense_native.py share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from ...kernels.cpu.library import Library
-from ...kernels.cpu.packed import INT8, STORED_TYPES, PackedMatrix, StoredBlocks, stack_shapes
+from ...kernels.cpu.packed import (
+    FLOATS,
+    INT8,
+    STORED_TYPES,
+    PackedMatrix,
+    StoredBlocks,
+    stack_shapes,
+)
 from .method import Linear, Stored
 
 
@@ -19,7 +26,7 @@ class NativeLinear:
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x W^T + bias, with x rounded to 8 bits per group of 32."""
+        """x W^T + bias; integer storages round x to 8 bits per group of 32."""
         return self.matrix.multiply(x, self.bias)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -74,12 +81,14 @@ class StackedLinear:
 
 
 class NativeMethod:
-    """Keeps the blocks of a GGUF file as they are; rounds float matrices to `storage`."""
+    """Packs matrices natively: floats in `storage`, or as their own type where that is None.
 
-    keeps_blocks = True
+    With a storage it also keeps the blocks of a GGUF file as they are.
+    """
 
-    def __init__(self, name: str, storage: int, library: Library) -> None:
+    def __init__(self, name: str, storage: int | None, library: Library) -> None:
         self.name = name
+        self.keeps_blocks = storage is not None
         self._storage = storage
         self._library = library
 
@@ -98,12 +107,17 @@ class NativeMethod:
         )
 
     def pack_embedding(self, weight: Stored) -> Linear:
-        """An embedding or output layer: blocks as they are, floats in 8 bits."""
-        storage = INT8 if isinstance(weight, torch.Tensor) else self._storage_of(weight)
+        """An embedding or output layer: blocks as they are, floats in 8 bits where floats are
+        rounded.
+        """
+        rounds = isinstance(weight, torch.Tensor) and self._storage is not None
+        storage = INT8 if rounds else self._storage_of(weight)
         return self._matrix([weight], storage, None)
 
     def _storage_of(self, weight: Stored) -> int:
-        return STORED_TYPES[weight.type][1] if isinstance(weight, StoredBlocks) else self._storage
+        if isinstance(weight, StoredBlocks):
+            return STORED_TYPES[weight.type][1]
+        return self._storage or FLOATS.get(weight.dtype, FLOATS[torch.float32])
 
     def _matrix(
         self, weights: Sequence[Stored], storage: int, bias: torch.Tensor | None

@@ -16,6 +16,7 @@ FP8 = Capability(
 )
 
 CANDIDATES = (
+    Candidate("dense_native", "linear.dense_native"),
     Candidate("dense", "linear.dense"),
     Candidate("int8", "linear.int8"),
     Candidate("int4_group", "linear.int4_group"),

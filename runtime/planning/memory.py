@@ -67,14 +67,19 @@ class Demand:
     max_num_seqs: int
     max_num_batched_tokens: int
     linear_method: str = "dense"
-    kept_types: tuple[str, ...] = ()  # checkpoint types of a quantized method that stay as stored
+    kept_types: tuple[str, ...] = ()  # checkpoint types that a native method keeps
 
     @property
     def weights_bytes(self) -> int:
         """All weights as the linear method stores them; embeddings in 8 bits at least."""
         model = self.model
-        if model.stored_dtype in self.kept_types:
-            return model.weight_bytes * NATIVE_GROWTH[0] // NATIVE_GROWTH[1]
+        if model.stored_dtype in self.kept_types and model.weight_bytes:
+            grows = model.stored_dtype not in ITEMSIZE
+            return (
+                model.weight_bytes * NATIVE_GROWTH[0] // NATIVE_GROWTH[1]
+                if grows
+                else model.weight_bytes
+            )
         bits = NATIVE_BITS.get(self.linear_method)
         if bits is None:
             return model.num_parameters * self.itemsize

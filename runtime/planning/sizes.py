@@ -111,9 +111,9 @@ def choose_sizes(
 
 
 def kept_types(linear_method: str) -> tuple[str, ...]:
-    """Quantized checkpoint types that a method keeps; plain ones take the plan's dtype."""
-    kept = find(linear.CANDIDATES, linear_method).capability.keeps_stored
-    return tuple(t for t in kept if t not in ITEMSIZE)
+    """Checkpoint types that a native method keeps; torch's dense takes the plan's dtype."""
+    capability = find(linear.CANDIDATES, linear_method).capability
+    return capability.keeps_stored if capability.native_kernels else ()
 
 
 def _batch(config: EngineConfig, device: str, notes: list[str]) -> tuple[int, int]:

@@ -42,7 +42,8 @@ def test_each_profile_gets_its_path(model, profile, device, dtype, batch) -> Non
     path = YARDSTICK if device == "cuda" else NATIVE
     assert {mode: found.path_name(mode) for mode in found.paths} == dict.fromkeys(STEP_MODES, path)
     assert (found.device, found.dtype, found.kv_dtype) == (device, dtype, dtype)
-    assert (found.page_size, found.linear_method) == (16, "dense")
+    method = "dense" if device == "cuda" else "dense_native"
+    assert (found.page_size, found.linear_method) == (16, method)
     assert (found.max_num_seqs, found.max_num_batched_tokens, found.max_waiting) == (*batch, 256)
     assert found.max_model_len == 8192 and found.origins["max_model_len"] == "model"
     assert "assumes" in found.software
@@ -56,6 +57,7 @@ def test_each_profile_gets_its_path(model, profile, device, dtype, batch) -> Non
         ("avx2", "attention/torch_sdpa", {"rank"}),
         ("avx2", "ops/torch", {"rank"}),
         ("avx2", "linear/int8", {"rank"}),
+        ("avx2", "linear/dense", {"rank"}),
         ("avx2", "runner/cuda_graph", {"device", "adapter"}),
         ("avx2", "runner/cpu_graph", {"adapter", "graph_support"}),
         ("avx2", "linear/fp8", {"device", "adapter"}),
@@ -150,7 +152,7 @@ def test_a_record_read_from_source_is_the_module_constant(kind) -> None:
         ({"device": "cuda"}, {"device.card"}, "--device cpu"),
         ({"runner": "cuda_graph"}, {"device", "adapter"}, "--runner eager"),
         ({"ops": "triton"}, {"device", "package", "adapter"}, "--ops cpu_native"),
-        ({"linear_method": "fp8"}, {"device", "adapter"}, "--linear-method dense"),
+        ({"linear_method": "fp8"}, {"device", "adapter"}, "--linear-method dense_native"),
         ({"kv_dtype": "fp8_e4m3"}, {"kv_dtype"}, "--kv-dtype float32"),
         (
             {"runner": "cpu_graph", "attention_backend": "cpu_native"},
@@ -330,7 +332,13 @@ def test_the_widest_build_that_fits_is_planned(avx2, model) -> None:
 
 @pytest.mark.parametrize(
     ("stored", "method"),
-    [("Q4_1", "int4_group"), ("Q4_0", "int4_group"), ("Q8_0", "int8"), ("bfloat16", "dense")],
+    [
+        ("Q4_1", "int4_group"),
+        ("Q4_0", "int4_group"),
+        ("Q8_0", "int8"),
+        ("bfloat16", "dense_native"),
+        ("float32", "dense_native"),
+    ],
 )
 def test_weights_run_as_the_checkpoint_stores_them(avx2, model, stored, method) -> None:
     found = plan(avx2, replace(model, stored_dtype=stored, weight_bytes=98_000_000), wishes())
@@ -340,7 +348,7 @@ def test_weights_run_as_the_checkpoint_stores_them(avx2, model, stored, method) 
 def test_floats_are_rounded_only_when_asked(avx2, model) -> None:
     found = plan(avx2, model, wishes(linear_method="int4_group"))
     assert any("rounded to 4 bits" in note for note in found.notes)
-    assert found.memory.weights_bytes < plan(avx2, model, wishes()).memory.weights_bytes / 4
+    assert found.memory.weights_bytes < plan(avx2, model, wishes()).memory.weights_bytes / 2
 
 
 def test_a_package_that_does_not_import_is_refused_with_its_reason(model) -> None:

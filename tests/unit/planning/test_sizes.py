@@ -46,7 +46,7 @@ def check_sums(found: ExecutionPlan, model: ModelConfig) -> None:
 def test_numbers_add_up(model, profile) -> None:
     found = plan(load_hardware(profile), model, wishes())
     check_sums(found, model)
-    assert found.memory.weights_bytes == model.num_parameters * (4 if found.device == "cpu" else 2)
+    assert found.memory.weights_bytes == model.num_parameters * 2
 
 
 def test_the_default_pool_of_a_cpu_is_modest(avx2, model) -> None:
@@ -63,12 +63,18 @@ def test_a_card_gives_the_pool_its_share(model) -> None:
 def test_a_container_of_one_gigabyte_refuses_with_the_numbers(avx2, model) -> None:
     small = with_memory(avx2, GB)
     with pytest.raises(PlanError) as caught:
-        plan(small, model, wishes())
+        plan(small, model, wishes(linear_method="dense"))
     text = str(caught.value)
     for part in ("weights 513 MiB", "KV pool", "reserve 384 MiB", "954 MiB", "memory.max of /pod"):
         assert part in text
     assert "--dtype bfloat16 (weights 257 MiB)" in text
     assert [refusal.rule for refusal in caught.value.refusals] == ["memory"]
+
+
+def test_weights_kept_as_stored_fit_where_dequantized_ones_do_not(avx2, model) -> None:
+    found = plan(with_memory(avx2, GB), model, wishes())
+    check_sums(found, model)
+    assert found.linear_method == "dense_native"
 
 
 def test_planning_before_or_after_importing_torch_agrees(avx2, model) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from polypath.kernels.cpu.library import Library
 from polypath.kernels.cpu.packed import (
+    FLOATS,
     INT4,
     INT8,
     STORED_TYPES,
@@ -42,7 +43,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     rows=st.integers(0, 21),
     outputs=st.integers(1, 70),
     inputs=st.integers(1, 200),
-    storage=st.sampled_from([INT4, INT8]),
+    storage=st.sampled_from([INT4, INT8, *FLOATS.values()]),
     has_bias=st.booleans(),
     threads=st.integers(1, 8),
     seed=st.integers(0, 2**31),
@@ -101,7 +102,7 @@ def test_what_is_not_finite_stays_in_its_row(library: Library, bad: float) -> No
 
 
 @SAME
-@given(seed=st.integers(0, 2**31), storage=st.sampled_from([INT4, INT8]))
+@given(seed=st.integers(0, 2**31), storage=st.sampled_from([INT4, INT8, *FLOATS.values()]))
 def test_a_row_does_not_depend_on_its_neighbours(library: Library, seed: int, storage: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     matrix = packed(library, storage, torch.randn(48, 64, generator=generator))
@@ -134,6 +135,26 @@ def test_stored_blocks_keep_every_weight(library: Library, kind: str) -> None:
     reordered = StoredBlocks(data=stored.data, type=kind, shape=(20, 96), row_order=order)
     matrix.put_stored(reordered, 10)
     assert torch.equal(matrix.dequantized()[10:30], expected.flip(0))
+
+
+@pytest.mark.parametrize("dtype", list(FLOATS), ids=str)
+def test_float_storages_keep_every_weight(library: Library, dtype: torch.dtype) -> None:
+    weights = torch.randn(37, 45).to(dtype)
+    weights[0, :4] = torch.tensor([float("inf"), 0.0, -0.0, 6e-8], dtype=dtype)
+    matrix = packed(library, FLOATS[dtype], weights)
+    assert torch.equal(matrix.dequantized(), weights.float())
+    assert matrix.num_bytes == 48 * 45 * dtype.itemsize
+
+
+@pytest.mark.parametrize("storage", list(FLOATS.values()))
+def test_nan_in_float_storages_stays_in_its_row(library: Library, storage: int) -> None:
+    matrix = packed(library, storage, torch.randn(16, 40))
+    x = torch.randn(7, 40)
+    clean = matrix.multiply(x, None)
+    x[3, 5] = float("nan")
+    found = matrix.multiply(x, None)
+    kept = [0, 1, 2, 4, 5, 6]
+    assert found[3].isnan().all() and torch.equal(found[kept], clean[kept])
 
 
 @pytest.mark.parametrize(("storage", "bound"), [(INT4, 0.09), (INT8, 0.007)])
