@@ -41,7 +41,6 @@ OPTIONAL_PACKAGES = (
     OptionalPackage("triton", "triton", ("triton", "pytorch-triton"), tried=True),
     OptionalPackage("flashinfer", "flashinfer", ("flashinfer-python",), tried=True),
     OptionalPackage("vllm_flash_attn", "vllm.vllm_flash_attn", ("vllm", "vllm-flash-attn")),
-    OptionalPackage("gguf", "gguf", ("gguf",), tried=True),
     OptionalPackage("safetensors", "safetensors", ("safetensors",)),
     OptionalPackage("tokenizers", "tokenizers", ("tokenizers",)),
     OptionalPackage("huggingface_hub", "huggingface_hub", ("huggingface-hub",)),

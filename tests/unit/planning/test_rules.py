@@ -45,7 +45,7 @@ def capability(**values: Any) -> Capability:
         ({"architectures": ("aarch64",)}, "architecture"),
         ({"required_isa": ("avx512f",)}, "isa"),
         ({"packages": ("flashinfer",)}, "package"),
-        ({"packages": ("gguf>=99.1",)}, "package"),
+        ({"packages": ("safetensors>=99.1",)}, "package"),
         ({"dtypes": ("float16",)}, "dtype"),
         ({"dtypes_on_device": (("cpu", ("float16",)),)}, "dtype"),
         ({"kv_dtypes": ("float16",)}, "kv_dtype"),
@@ -65,7 +65,7 @@ def test_each_rule_refuses_what_it_is_for(avx2, model, values, rule) -> None:
 
 
 def test_a_record_without_claims_fits_the_plain_case(avx2, model) -> None:
-    assert why_not(capability(packages=("gguf>=0.19",)), situation(avx2, model)) == []
+    assert why_not(capability(packages=("safetensors>=0.8",)), situation(avx2, model)) == []
 
 
 def test_no_rule_depends_on_the_order_of_rules(model, monkeypatch) -> None:
