@@ -14,7 +14,7 @@ from .counters import Counters
 from .errors import QueueFullError, RequestError
 from .forward_batch import ForwardBatch
 from .request import FinishReason, Request, RequestOutput, StepCount, TokenLogprob
-from .sampler import Sampler, SamplingRow
+from .sampler import NoToken, Sampler, SamplingRow
 from .scheduler import RequestState, ScheduledRow, Scheduler
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+Drawn = tuple[int, TokenLogprob | None] | NoToken
+"""What sampling gave one row: a token, with its log-probability where asked, or why it has none."""
 
 
 class Engine:
@@ -176,12 +179,8 @@ class Engine:
             self._scheduler.finish(row.state)
         return [self._ended(row.state, FinishReason.ERROR, text) for row in rows]
 
-    def _sample(
-        self, rows: list[ScheduledRow], logits: torch.Tensor
-    ) -> dict[str, tuple[int, TokenLogprob | None] | None]:
-        """Draw a token for each row that samples (None where its logits are not finite); collect
-        prompt log-probabilities.
-        """
+    def _sample(self, rows: list[ScheduledRow], logits: torch.Tensor) -> dict[str, Drawn]:
+        """Draw a token for each row that samples; collect prompt log-probabilities."""
         sampling: list[ScheduledRow] = []
         wanted: list[int] = []
         offset = 0
@@ -198,9 +197,9 @@ class Engine:
             logits = logits[torch.tensor(wanted, device=logits.device)]
         drawn = self._sampler.sample(logits, [_sampling_row(row.state) for row in sampling])
         ids, logprobs = drawn.to_host()
-        bad = set(drawn.bad_rows)
+        failed = drawn.failed_rows()
         return {
-            row.state.request.id: None if i in bad else (ids[i], logprobs[i])
+            row.state.request.id: failed.get(i) or (ids[i], logprobs[i])
             for i, row in enumerate(sampling)
         }
 
@@ -214,9 +213,7 @@ class Engine:
             state.prompt_logprobs.append(None)
         state.prompt_logprobs.extend(self._sampler.prompt_logprobs(logits, targets, k))
 
-    def _emit(
-        self, row: ScheduledRow, drawn: dict[str, tuple[int, TokenLogprob | None] | None]
-    ) -> RequestOutput | None:
+    def _emit(self, row: ScheduledRow, drawn: dict[str, Drawn]) -> RequestOutput | None:
         """Advance one request by its row; None while its prompt is not yet complete."""
         state, samples = row.state, row.samples
         self._scheduler.advance(row)
@@ -226,14 +223,11 @@ class Engine:
             self._scheduler.finish(state)
             return self._ended(state, FinishReason.LENGTH)
         token = drawn[state.request.id]
-        if token is None:
+        if isinstance(token, NoToken):
             self._scheduler.finish(state)
-            self.pages.forget_all()
-            text = (
-                "no token can be drawn: the model's logits are not finite (its weights may be "
-                "damaged), or the request's own bias and min_tokens forbid every token"
-            )
-            return self._ended(state, FinishReason.ERROR, text)
+            if token is NoToken.NOT_FINITE:  # keys and values of others may be damaged too
+                self.pages.forget_all()
+            return self._ended(state, FinishReason.ERROR, f"no token can be drawn: {token.value}")
         state.token_ids.append(token[0])
         self.counters.generation_tokens += 1
         reason = self._finish_reason(state, token[0])

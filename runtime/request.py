@@ -23,6 +23,18 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+INTEGERS = ("top_k", "seed", "choice", "min_tokens")  # of SamplingParams; never None
+OPTIONAL_INTEGERS = ("logprobs", "prompt_logprobs", "max_tokens")
+FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How tokens are drawn and when a request ends.
@@ -51,6 +63,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_types()
         checks = (
             ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
@@ -72,6 +85,37 @@ class SamplingParams:
         for name, holds, allowed in checks:
             if not holds:
                 raise RequestError(f"{name} is {getattr(self, name)}; it must be {allowed}", name)
+
+    def _check_types(self) -> None:
+        """Raise RequestError for a value that a step would choke on, which is too late."""
+        for name in (*INTEGERS, *OPTIONAL_INTEGERS):
+            value = getattr(self, name)
+            if not _is_integer(value) and not (value is None and name in OPTIONAL_INTEGERS):
+                raise RequestError(f"{name} is {value!r}; it must be a whole number", name)
+        for name in FLOATS:
+            if not _is_number(value := getattr(self, name)):
+                raise RequestError(f"{name} is {value!r}; it must be a number", name)
+        for value in self.stop_token_ids:
+            if not _is_integer(value):
+                raise RequestError(
+                    f"stop_token_ids holds {value!r}; a token id is a whole number",
+                    "stop_token_ids",
+                )
+        for token_id, bias in self.logit_bias.items():
+            if not (_is_integer(token_id) and _is_number(bias)):
+                raise RequestError(
+                    f"logit_bias holds {token_id!r}: {bias!r}; it must map token ids, which are "
+                    "whole numbers, to numbers",
+                    "logit_bias",
+                )
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_integer(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -15,7 +16,14 @@ from .logprobs import RowLogprobs, prompt_logprobs, row_logprobs
 from .penalties import SamplingRow, adjust
 from .request import TokenLogprob
 
-__all__ = ["Sampled", "Sampler", "SamplingRow", "prompt_logprobs"]
+__all__ = ["NoToken", "Sampled", "Sampler", "SamplingRow", "prompt_logprobs"]
+
+
+class NoToken(StrEnum):
+    """Why a row gave no token: the model's fault or the request's."""
+
+    NOT_FINITE = "the model's logits are not finite; its weights may be damaged"
+    FORBIDDEN = "the request's own logit_bias, penalties and min_tokens forbid every token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +31,8 @@ class Sampled:
     """The tokens of one step. They stay on the device until someone asks for them on the host."""
 
     token_ids: Tensor  # [B] int64
-    is_sound: Tensor  # [B] bool: a finite best logit and no NaN
+    is_sound: Tensor  # [B] bool: the model's own logits hold a finite best one and no NaN
+    has_token: Tensor  # [B] bool: and so do they after what the request does to them
     logprob_rows: tuple[int, ...] = ()  # rows that asked for log-probabilities
     logprobs: RowLogprobs | None = None  # of `logprob_rows`
 
@@ -35,10 +44,14 @@ class Sampled:
                 found[row] = logprob
         return self.token_ids.tolist(), found
 
-    @property
-    def bad_rows(self) -> list[int]:
-        """Rows whose logits held NaN, +inf or nothing finite; their token means nothing."""
-        return (~self.is_sound).nonzero().flatten().tolist()
+    def failed_rows(self) -> dict[int, NoToken]:
+        """Rows whose logits held NaN, +inf or nothing finite, and why; their token means
+        nothing.
+        """
+        failed = (~self.has_token).nonzero().flatten().tolist()
+        return {
+            row: NoToken.FORBIDDEN if self.is_sound[row] else NoToken.NOT_FINITE for row in failed
+        }
 
 
 class Sampler:
@@ -64,14 +77,16 @@ class Sampler:
             work = logits.clone()
             adjust(work, rows, self.eos_ids)
         best, token_ids = work.max(dim=1)
-        is_sound = best.isfinite()
+        is_sound = (best if work is logits else logits.amax(dim=1)).isfinite()
+        has_token = is_sound & best.isfinite()
         drawn = [i for i, row in enumerate(rows) if row.sampling.temperature]
         for start in range(0, len(drawn), self._rows_at_once):
             block = drawn[start : start + self._rows_at_once]
             where = torch.tensor(block, device=work.device)
             tokens = _draw_rows(work.index_select(0, where), best[where], [rows[i] for i in block])
-            token_ids[where] = tokens.where(is_sound[where], token_ids[where])
-        return Sampled(token_ids, is_sound, *_asked_logprobs(logits, rows, token_ids))
+            token_ids[where] = tokens.where(has_token[where], token_ids[where])
+        asked, logprobs = _asked_logprobs(logits, rows, token_ids)
+        return Sampled(token_ids, is_sound, has_token, asked, logprobs)
 
     def prompt_logprobs(
         self, logits: Tensor, target_ids: Sequence[int], k: int

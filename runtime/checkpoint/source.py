@@ -56,9 +56,18 @@ def default_model() -> str:
     )
 
 
+def _default_model_named(name: str) -> Path | None:
+    """The default model's file, where it is installed and served under this name."""
+    try:
+        path = Path(default_model())
+    except ModelError:
+        return None
+    return path if served_name(path) == name else None
+
+
 def open_checkpoint(model: str, *, weights: bool = True) -> Checkpoint:
-    """Opens a folder, a .gguf file or a hub id; "" is the default model. Raises ModelError in one
-    sentence.
+    """Opens a folder, a .gguf file or a hub id; "" and its own name are the default model. Raises
+    ModelError in one sentence.
 
     With `weights` False the config is enough (a dry run of the plan): weights may be missing and
     are not downloaded.
@@ -69,6 +78,8 @@ def open_checkpoint(model: str, *, weights: bool = True) -> Checkpoint:
         return _open_file(path)
     if kind == "folder":
         return FolderCheckpoint(path, served_name(path), weights=weights)
+    if (path := _default_model_named(model)) is not None:
+        return _open_file(path)
     if looks_like_hub_id(model):
         return open_hub_model(model, weights=weights)
     raise ModelError(

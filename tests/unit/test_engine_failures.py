@@ -122,6 +122,32 @@ def test_a_request_that_forbids_every_token_ends_with_that_sentence(engine: Engi
     assert len(found["b"].token_ids) == 2
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [{"min_tokens": 2, "stop_token_ids": tuple(range(260))}, {"logit_bias": {5: 1e300}}],
+)
+def test_a_request_that_forbids_every_token_leaves_the_prefix_cache_alone(
+    engine: Engine, sampling: dict[str, Any]
+) -> None:
+    shared = [5] * 40
+    run(engine, [request("a", shared, max_tokens=2)])
+    assert run(engine, [request("b", shared, **sampling)])["b"].finish_reason is FinishReason.ERROR
+    assert run(engine, [request("c", shared, max_tokens=2)])["c"].cached_tokens == 32
+
+
+def test_logits_that_are_not_finite_empty_the_prefix_cache(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = [5] * 40
+    run(engine, [request("a", shared, max_tokens=2)])
+    forward = engine.model.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "forward", lambda *args: forward(*args).fill_(torch.nan))
+        answer = run(engine, [request("b", shared, max_tokens=2)])["b"]
+    assert "not finite" in (answer.error or "")
+    assert run(engine, [request("c", shared, max_tokens=2)])["c"].cached_tokens == 0
+
+
 @pytest.mark.parametrize("num_outputs", [13, 500])
 def test_a_resumed_request_longer_than_the_context_is_refused(
     random_llama: Path, num_outputs: int
@@ -151,6 +177,35 @@ def test_a_resumed_request_longer_than_the_context_is_refused(
 )
 def test_params_out_of_range_are_refused_by_name(param: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
+        SamplingParams(**{param: value})  # type: ignore[arg-type]
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("top_k", 1.5),
+        ("top_k", None),
+        ("seed", 0.5),
+        ("seed", "7"),
+        ("choice", 1.0),
+        ("max_tokens", 3.0),
+        ("max_tokens", True),
+        ("min_tokens", 0.5),
+        ("logprobs", 2.0),
+        ("logprobs", True),
+        ("prompt_logprobs", "1"),
+        ("stop_token_ids", (2.5,)),
+        ("stop_token_ids", "ab"),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {5: None}),
+        ("temperature", "hot"),
+        ("top_p", None),
+        ("frequency_penalty", [1.0]),
+    ],
+)
+def test_params_of_a_wrong_type_are_refused_by_name(param: str, value: object) -> None:
+    with pytest.raises(RequestError, match=param) as caught:
         SamplingParams(**{param: value})  # type: ignore[arg-type]
     assert caught.value.param == param
 

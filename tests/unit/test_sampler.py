@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from polypath.kernels.philox import uniform
 from polypath.runtime.request import SamplingParams
-from polypath.runtime.sampler import Sampler, SamplingRow, prompt_logprobs
+from polypath.runtime.sampler import NoToken, Sampler, SamplingRow, prompt_logprobs
 
 _VOCAB = 300
 _EOS = 2
@@ -110,7 +111,7 @@ def test_a_broken_row_is_named_and_hurts_no_neighbour(poison: float, at_once: in
         poisoned[broken, 100] = poison
         sampled = sampler.sample(poisoned, _KINDS)
         tokens, logprobs = sampled.to_host()
-        assert sampled.bad_rows == [broken]
+        assert sampled.failed_rows() == {broken: NoToken.NOT_FINITE}
         assert 0 <= tokens[broken] < _VOCAB
         for i in set(range(len(_KINDS))) - {broken}:
             assert (tokens[i], logprobs[i]) == (good[i], good_logprobs[i])
@@ -121,9 +122,21 @@ def test_a_row_without_any_finite_logit_is_bad_and_one_with_masked_tokens_is_not
     logits[[0, 1]] = -torch.inf
     logits[[2, 3], :250] = -torch.inf
     sampled = _sampler().sample(logits, [_row(), _row(temperature=0.0)] * 2)
-    assert sampled.bad_rows == [0, 1]
+    assert sampled.failed_rows() == dict.fromkeys([0, 1], NoToken.NOT_FINITE)
     assert all(0 <= token < _VOCAB for token in sampled.to_host()[0])
     assert all(token >= 250 for token in sampled.to_host()[0][2:])
+
+
+def test_what_a_request_forbids_itself_is_told_from_damaged_logits() -> None:
+    logits = _logits(4)
+    logits[[1, 3], 7] = torch.nan
+    forbids: dict[str, Any] = {"min_tokens": 1, "stop_token_ids": tuple(range(_VOCAB))}
+    rows = [_row(**forbids), _row(**forbids), _row(logit_bias={7: 5.0}), _row()]
+    assert _sampler().sample(logits, rows).failed_rows() == {
+        0: NoToken.FORBIDDEN,
+        1: NoToken.NOT_FINITE,
+        3: NoToken.NOT_FINITE,
+    }
 
 
 def test_the_draw_is_the_inverse_of_the_distribution_at_the_noise_of_seed_choice_and_position() -> (

