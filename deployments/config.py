@@ -24,6 +24,8 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    # What stands before Serve's proxy; cluster.yaml sets it for the head of a cluster too.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "polypath.deployments.proxy.middlewares",
 }
 
 

@@ -56,6 +56,43 @@ def test_the_token_of_the_run_is_not_in_what_others_can_see(server: RunningServe
     assert not any("RAY_AUTH_TOKEN" in line or "auth_token" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("sent", "echoed"),
+    [(b"mine", "mine"), (b"a%0d%0aINFO forged", "a0d0aINFOforged"), (b"x" * 9000, "x" * 128)],
+)
+def test_one_clean_request_id_is_echoed(server: RunningServer, sent: bytes, echoed: str) -> None:
+    found = get(server, (b"X-Request-Id", sent))
+    assert found.headers.get_list("x-request-id") == [echoed]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"X-Request-Id", b"\xff\xfe"),
+        (b"X-Request-Timeout-Seconds", b"0.000001"),
+        (b"X-Request-Timeout-Seconds", b"\xff"),
+        (b"Serve_Multiplexed_Model_Id", b"\xff"),
+        (b"X-Session-Id", b"\xff"),
+    ],
+)
+def test_a_header_that_serve_reads_harms_nothing(
+    server: RunningServer, header: tuple[bytes, bytes]
+) -> None:
+    assert get(server, header).status_code == 200
+
+
+def test_headers_of_64_kb_are_a_431(server: RunningServer) -> None:
+    found = get(server, (b"X-Big", b"x" * 65536))
+    assert found.status_code == 431
+    assert found.json()["error"]["code"] == "headers_too_large"
+
+
+def get(server: RunningServer, header: tuple[bytes, bytes]) -> httpx.Response:
+    """The models, asked for with one more header."""
+    url = f"{server.url}/v1/models"
+    return httpx.get(url, headers=[header], timeout=30, trust_env=False)
+
+
 def test_a_killed_worker_is_replaced_and_the_gateway_recovers(
     server: RunningServer, client: OpenAI
 ) -> None:
