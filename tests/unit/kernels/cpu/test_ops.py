@@ -146,3 +146,57 @@ def test_attention_of_a_row_does_not_depend_on_its_neighbours(library: Library) 
         at = slice(i, i + 1)
         alone = ops.attention(library, q[at], pool, table[at], starts[:2], lens[at], None, 0.125)
         assert torch.equal(alone[0], whole[i])
+
+
+@SAME
+@given(
+    heads=st.sampled_from([(9, 3), (4, 4), (7, 1)]),
+    dim=st.sampled_from([20, 64, 128]),
+    length=st.integers(2, 600),
+    width=st.integers(2, 70),
+    window=st.sampled_from([None, 1, 16, 300]),
+    is_bfloat=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_attention_of_a_token_does_not_depend_on_how_its_prompt_was_cut(
+    library: Library,
+    heads: tuple[int, int],
+    dim: int,
+    length: int,
+    width: int,
+    window: int | None,
+    is_bfloat: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    width = min(width, length)
+    pages = -(-length // 16)
+    pool = torch.randn(pages + 1, 2, 16, heads[1], dim, generator=generator)
+    pool = pool.bfloat16() if is_bfloat else pool
+    table = (torch.randperm(pages, generator=generator) + 1).to(torch.int32).view(1, -1)
+    q = torch.randn(width, heads[0], dim, generator=generator)
+
+    def attend(first: int, last: int) -> torch.Tensor:
+        starts = torch.tensor([0, last - first], dtype=torch.int32)
+        end = torch.tensor([length - width + last], dtype=torch.int32)
+        return ops.attention(library, q[first:last], pool, table, starts, end, window, dim**-0.5)
+
+    whole = attend(0, width)
+    for cut in {1, width // 2, width - 1}:
+        assert torch.equal(attend(0, cut), whole[:cut])
+        assert torch.equal(attend(cut, width), whole[cut:])
+    for i in range(width):  # as decode does
+        assert torch.equal(attend(i, i + 1), whole[i : i + 1])
+
+
+@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize("first", [0, 260])
+def test_attention_shows_what_is_no_number(library: Library, width: int, first: int) -> None:
+    pool = torch.randn(21, 2, 16, 1, 32)
+    table = torch.arange(1, 21, dtype=torch.int32).view(1, -1)
+    for token in range(first, first + 32):  # all keys of one tile
+        pool[1 + token // 16, 0, token % 16] = torch.nan
+    starts = torch.tensor([0, width], dtype=torch.int32)
+    lens = torch.tensor([310], dtype=torch.int32)
+    found = ops.attention(library, torch.randn(width, 1, 32), pool, table, starts, lens, None, 1.0)
+    assert found.isnan().all()

@@ -1,0 +1,121 @@
+// Runs every native kernel on odd sizes with several threads, and the thread team under two callers at once; built with
+// the address or the thread sanitizer by test_sanitizers.py. Prints "ok" at its end.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "attention.h"
+#include "dense.h"
+#include "linear.h"
+#include "ops.h"
+#include "pack.h"
+#include "team.h"
+
+using namespace polypath;
+
+namespace {
+
+std::vector<float> numbers(size_t n) {
+  std::vector<float> v(n);
+  for (auto& x : v) x = static_cast<float>(std::rand()) / RAND_MAX - 0.5f;
+  return v;
+}
+
+void require(bool holds, const char* what) {
+  if (!holds) {
+    std::printf("failed: %s\n", what);
+    std::exit(1);
+  }
+}
+
+void run_linear(Storage storage, int rows, int out, int in) {
+  const int64_t groups = (in + kGroup - 1) / kGroup;
+  const size_t bytes = is_dense(storage) ? dense_bytes(storage, out, in)
+                                         : (out + kRows - 1) / kRows * groups * block_bytes(storage);
+  std::vector<char> blocks(bytes);
+  const auto w = numbers(static_cast<size_t>(out) * in), x = numbers(static_cast<size_t>(rows) * in), bias = numbers(out);
+  std::vector<float> y(static_cast<size_t>(rows) * out), row(in);
+  const Matrix matrix{storage, blocks.data(), out, in};
+  if (is_dense(storage)) {
+    pack_dense(w.data(), storage, out, in, 0, blocks.data());
+    dense_linear(x.data(), in, rows, matrix, bias.data(), nullptr, y.data());
+    dense_row(matrix, out - 1, row.data());
+  } else {
+    pack_floats(w.data(), storage, out, in, 0, blocks.data());
+    linear(x.data(), in, rows, matrix, bias.data(), nullptr, y.data());
+    dequantize_row(matrix, out - 1, row.data());
+  }
+  for (const float v : y) require(std::isfinite(v), "linear is finite");
+  for (int i = 0; i < in; ++i) require(std::fabs(row[i] - w[static_cast<size_t>(out - 1) * in + i]) < 0.1f, "rows come back");
+}
+
+void run_attention(KvType type, int heads, int kv_heads, int dim, int page_size, int window) {
+  const std::vector<int32_t> lens = {1, 300, 70, 33}, starts = {0, 1, 2, 22, 55};
+  const int max_pages = 300 / page_size + 1;
+  std::vector<int32_t> table(lens.size() * max_pages);
+  int next = 1;
+  for (size_t row = 0; row < lens.size(); ++row) {
+    for (int i = 0; i * page_size < lens[row]; ++i) table[row * max_pages + i] = next++;
+  }
+  const size_t cells = static_cast<size_t>(next) * 2 * page_size * kv_heads * dim;
+  std::vector<float> wide(type == KvType::kFloat ? cells : 0);
+  std::vector<uint16_t> narrow(type == KvType::kBfloat ? cells : 0);
+  const Pool pool{type == KvType::kFloat ? static_cast<void*>(wide.data()) : narrow.data(), type, page_size, kv_heads, dim};
+  const int tokens = starts.back();
+  std::vector<int64_t> slots(tokens);
+  for (int i = 0; i < tokens; ++i) slots[i] = page_size + i;
+  const auto qkv = numbers(static_cast<size_t>(tokens) * (heads + 2 * kv_heads) * dim);
+  const auto cos = numbers(static_cast<size_t>(tokens) * dim / 2), sin = numbers(static_cast<size_t>(tokens) * dim / 2);
+  const auto norm = numbers(dim);
+  std::vector<float> q(static_cast<size_t>(tokens) * heads * dim), out(q.size());
+  rope_store(qkv.data(), cos.data(), sin.data(), norm.data(), norm.data(), 1e-6f, pool, slots.data(), tokens, heads, q.data());
+  const Rows rows{table.data(), starts.data(), lens.data(), static_cast<int>(lens.size()), max_pages};
+  attention(q.data(), pool, rows, heads, window, 0.125f, out.data());
+  for (const float v : out) require(std::isfinite(v), "attention is finite");
+}
+
+void run_small(int rows, int width) {
+  const auto x = numbers(static_cast<size_t>(rows) * width * 2), weight = numbers(width);
+  std::vector<float> y(x.size()), total(x.size());
+  std::vector<int64_t> index(rows);
+  rms_norm(x.data(), weight.data(), 1e-5f, rows, width, y.data());
+  add_rms_norm(x.data(), x.data(), weight.data(), 1e-5f, rows, width, y.data(), total.data());
+  silu_mul(x.data(), rows, width, y.data());
+  argmax(x.data(), rows, width, index.data());
+  for (const int64_t i : index) require(i >= 0 && i < width, "argmax is in range");
+}
+
+void run_team() {
+  auto call = [] {
+    for (int round = 0; round < 500; ++round) {
+      std::vector<int> seen(1 + round % 97);
+      auto work = [&](int chunk) { ++seen[chunk]; };
+      team().run(static_cast<int>(seen.size()), work);
+      for (const int times : seen) require(times == 1, "every chunk runs once");
+    }
+  };
+  std::thread other(call);
+  call();
+  other.join();
+}
+
+}  // namespace
+
+int main() {
+  for (const int threads : {1, 2, 3, 8}) {
+    team().resize(threads);
+    run_team();
+    for (const Storage s : {Storage::kInt4, Storage::kInt8, Storage::kBfloat16, Storage::kFloat16, Storage::kFloat32}) {
+      for (const int rows : {1, 3, 6, 40}) run_linear(s, rows, 37, 75);
+    }
+    for (const int window : {0, 20}) {
+      run_attention(KvType::kFloat, 6, 2, 40, 16, window);
+      run_attention(KvType::kBfloat, 4, 4, 64, 4, window);
+    }
+    for (const int rows : {1, 2, 100}) run_small(rows, 33);
+  }
+  std::puts("ok");
+}
