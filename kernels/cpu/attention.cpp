@@ -1,5 +1,6 @@
-// See attention.h. Decode: one pass over the keys for all query heads of a KV head, keys split into fixed ranges that
-// are merged at the end. Prefill: tiles of queries against tiles of keys with a running softmax (Dao et al. 2022).
+// See attention.h. Keys are read in ranges of fixed places; within a range tiles of queries meet tiles of keys with a
+// running softmax (Dao et al. 2022), and the ranges of a query are folded in order. Decode rows run the same code with
+// one query, a range a thread, so a token's result is the same however its prompt was cut or cached.
 #include "attention.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 namespace polypath {
 namespace {
 
-constexpr int kSplit = 256;       // keys of one decode chunk; fixed, so results do not depend on the batch
+constexpr int kRange = 256;       // keys of one running softmax; fixed, so results do not depend on the batch
 constexpr int kQueryTile = 32;    // queries of one prefill chunk
 constexpr int kKeyTile = 32;      // keys whose transposed copy stays in the first-level cache
 constexpr int kMaxDim = 256;
@@ -33,18 +34,6 @@ inline const float* vector_at(const Pool& pool, const int32_t* pages, int token,
   return buffer;
 }
 
-template <int dim>
-inline float dot(const float* a, const float* b, int n) {
-  float total = 0.0f;
-  for (int i = 0; i < (dim ? dim : n); ++i) total += a[i] * b[i];
-  return total;
-}
-
-template <int dim>
-inline void add_scaled(float* out, float scale, const float* v, int n) {
-  for (int i = 0; i < (dim ? dim : n); ++i) out[i] += scale * v[i];
-}
-
 struct Call {
   const float* q;
   const Pool* pool;
@@ -56,53 +45,23 @@ struct Call {
   int group() const { return heads / pool->kv_heads; }
 };
 
-// One chunk of work. `split` counts ranges of keys (decode) or tiles of queries (prefill) of a row.
+// One chunk of work: queries first .. first + queries of a row's step, and one KV head. Decode pieces read one range of
+// keys into their slot, prefill pieces (slot -1) all of them.
 struct Piece {
   int row;
   int kv_head;
-  int split;
-  int num_splits;
-  int slot;  // of the first split's partial result, for decode rows with more than one
+  int first;
+  int queries;
+  int range;
+  int slot;
 };
 
-// Softmax so far of one query head over some keys: values are scaled by e^-highest.
-struct Partial {
-  float highest;
-  float total;
+// Softmax so far of some query heads over some keys: values are scaled by e^-highest.
+struct Softmax {
+  float* acc;      // [rows, stride]
+  float* highest;  // [rows]
+  float* total;    // [rows]
 };
-
-template <int dim>
-void decode_range(const Call& c, const Piece& p, float* acc, Partial* partials) {
-  const int n = c.pool->head_dim, group = c.group(), len = c.rows->kv_lens[p.row];
-  const int32_t* pages = c.rows->page_table + static_cast<int64_t>(p.row) * c.rows->max_pages;
-  const int oldest = c.window > 0 ? std::max(0, len - c.window) : 0;
-  const int first = std::max(oldest, p.split * kSplit), last = std::min(len, (p.split + 1) * kSplit);
-  const int64_t token = c.rows->query_starts[p.row];
-  const float* q = c.q + (token * c.heads + static_cast<int64_t>(p.kv_head) * group) * n;
-  float scores[kSplit], buffer[kMaxDim];
-  std::fill_n(acc, static_cast<int64_t>(group) * n, 0.0f);
-  thread_local std::vector<float> all;
-  all.resize(static_cast<size_t>(group) * kSplit);
-  for (int k = first; k < last; ++k) {
-    const float* key = vector_at(*c.pool, pages, k, 0, p.kv_head, buffer);
-    for (int g = 0; g < group; ++g) all[g * kSplit + k - first] = dot<dim>(q + static_cast<int64_t>(g) * n, key, n) * c.scale;
-  }
-  const int count = std::max(0, last - first);
-  for (int g = 0; g < group; ++g) {
-    float* s = all.data() + static_cast<int64_t>(g) * kSplit;
-    float highest = kNone;
-    for (int k = 0; k < count; ++k) highest = s[k] > highest ? s[k] : highest;
-    float total = 0.0f;
-    for (int k = 0; k < count; ++k) scores[k] = fast_exp(s[k] - highest);
-    for (int k = 0; k < count; ++k) total += scores[k];
-    std::copy_n(scores, count, s);
-    partials[g] = {highest, total};
-  }
-  for (int k = first; k < last; ++k) {
-    const float* value = vector_at(*c.pool, pages, k, 1, p.kv_head, buffer);
-    for (int g = 0; g < group; ++g) add_scaled<dim>(acc + static_cast<int64_t>(g) * n, all[g * kSplit + k - first], value, n);
-  }
-}
 
 // c[4][16] = c * keep + a[4][depth] b[depth][16], all sums in registers. Rows of a are given one by one.
 inline __attribute__((always_inline)) void multiply_block(const float* const* a, int depth, const float* b, int b_stride,
@@ -123,24 +82,65 @@ inline __attribute__((always_inline)) void multiply_block(const float* const* a,
   }
 }
 
-// Keys first .. first + count of one KV head as columns [dim][kKeyTile], values as rows [kKeyTile][stride]; what is
-// missing is zero, and `stride` is the head dimension rounded up to whole blocks.
-void load_tile(const Call& c, const Piece& p, int first, int count, int stride, float* keys, float* values) {
+// Rows of 8 floats, in[0..8), as columns of `out`, whose rows are `stride` apart.
+inline void transpose(const float* const* in, float* out, int stride) {
+#if defined(__AVX2__)
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(in[i]);
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+    b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+    a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+    a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+    a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(out + i * stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+    _mm256_storeu_ps(out + (i + 4) * stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+  }
+#else
+  for (int i = 0; i < 8; ++i) {
+    for (int k = 0; k < 8; ++k) out[i * stride + k] = in[k][i];
+  }
+#endif
+}
+
+// Keys first .. first + count of one KV head as columns [dim][kKeyTile]; what is missing is zero.
+void load_keys(const Call& c, const int32_t* pages, int kv_head, int first, int count, float* keys) {
+  static const float zeros[kMaxDim] = {};
   const int n = c.pool->head_dim;
-  const int32_t* pages = c.rows->page_table + static_cast<int64_t>(p.row) * c.rows->max_pages;
-  float buffer[kMaxDim];
-  for (int k = 0; k < kKeyTile; ++k) {
-    float* row = values + static_cast<int64_t>(k) * stride;
-    if (k >= count) {
-      for (int i = 0; i < n; ++i) keys[i * kKeyTile + k] = 0.0f;
-      std::fill_n(row, stride, 0.0f);
-      continue;
+  float buffers[kLanes][kMaxDim];
+  for (int k0 = 0; k0 < kKeyTile; k0 += kLanes) {
+    const float* key[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+      const int k = k0 + j;
+      key[j] = k < count ? vector_at(*c.pool, pages, first + k, 0, kv_head, buffers[j]) : zeros;
     }
-    const float* key = vector_at(*c.pool, pages, first + k, 0, p.kv_head, buffer);
-    for (int i = 0; i < n; ++i) keys[i * kKeyTile + k] = key[i];
-    std::copy_n(vector_at(*c.pool, pages, first + k, 1, p.kv_head, buffer), n, row);
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      const float* at[kLanes];
+      for (int j = 0; j < kLanes; ++j) at[j] = key[j] + i;
+      transpose(at, keys + i * kKeyTile + k0, kKeyTile);
+    }
+    for (; i < n; ++i) {
+      for (int j = 0; j < kLanes; ++j) keys[i * kKeyTile + k0 + j] = key[j][i];
+    }
+  }
+}
+
+// Their values as rows [kKeyTile][stride]; what is missing is zero.
+void load_values(const Call& c, const int32_t* pages, int kv_head, int first, int count, int stride, float* values) {
+  const int n = c.pool->head_dim;
+  float buffer[kMaxDim];
+  for (int k = 0; k < count; ++k) {
+    float* row = values + static_cast<int64_t>(k) * stride;
+    std::copy_n(vector_at(*c.pool, pages, first + k, 1, kv_head, buffer), n, row);
     std::fill_n(row + n, stride - n, 0.0f);
   }
+  std::fill_n(values + static_cast<int64_t>(count) * stride, static_cast<int64_t>(kKeyTile - count) * stride, 0.0f);
 }
 
 // The running softmax of one row over one tile of scores, which become weights; what to keep of earlier sums is returned.
@@ -148,7 +148,8 @@ float soften(float* s, int low, int high, float scale, float* highest, float* to
   float top = *highest;
   for (int k = 0; k < kKeyTile; ++k) s[k] = k >= low && k < high ? s[k] * scale : kNone;
   for (int k = 0; k < kKeyTile; ++k) top = s[k] > top ? s[k] : top;
-  if (top == kNone) {  // nothing seen yet
+  if (top == kNone) {  // nothing seen yet, or no number
+    if (std::max(low, 0) < std::min(high, kKeyTile)) *total = NAN;
     std::fill_n(s, kKeyTile, 0.0f);
     return 1.0f;
   }
@@ -161,38 +162,58 @@ float soften(float* s, int low, int high, float scale, float* highest, float* to
   return keep;
 }
 
+int stride_of(const Call& c) { return (c.pool->head_dim + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes); }
+int padded_rows(const Call& c, int queries) { return (queries * c.group() + kBlock - 1) / kBlock * kBlock; }
+int64_t num_floats(const Call& c, int queries) { return static_cast<int64_t>(padded_rows(c, queries)) * (stride_of(c) + 2); }
+
+// A softmax in num_floats() floats at `memory`, over no keys yet.
+Softmax empty_softmax(const Call& c, int queries, float* memory) {
+  const int padded = padded_rows(c, queries);
+  const int64_t cells = static_cast<int64_t>(padded) * stride_of(c);
+  std::fill_n(memory, cells + 2 * padded, 0.0f);
+  std::fill_n(memory + cells, padded, kNone);
+  return {memory, memory + cells, memory + cells + padded};
+}
+
+// Of the piece's first query: its place in its request, and the first key that it sees.
+int position_of(const Call& c, const Piece& p) {
+  const int width = c.rows->query_starts[p.row + 1] - c.rows->query_starts[p.row];
+  return c.rows->kv_lens[p.row] - width + p.first;
+}
+int oldest_key(const Call& c, const Piece& p) {
+  return c.window > 0 ? std::max(0, position_of(c, p) - c.window + 1) : 0;
+}
+
+// Where query head r of the piece stands in q and out; padding repeats the last one.
+inline int64_t place_of(const Call& c, const Piece& p, int r) {
+  const int group = c.group();
+  r = std::min(r, p.queries * group - 1);
+  const int64_t token = c.rows->query_starts[p.row] + p.first + r / group;
+  return (token * c.heads + static_cast<int64_t>(p.kv_head) * group + r % group) * c.pool->head_dim;
+}
+
+// The softmax of all queries of the piece over one range of keys.
 template <int dim>
-void prefill_tile(const Call& c, const Piece& p) {
-  const int n = c.pool->head_dim, group = c.group(), len = c.rows->kv_lens[p.row];
-  const int stride = (n + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes);
-  const int start = c.rows->query_starts[p.row], width = c.rows->query_starts[p.row + 1] - start;
-  const int q0 = p.split * kQueryTile, queries = std::min(kQueryTile, width - q0);
-  const int position0 = len - width + q0;  // of the tile's first query
-  const int rows = queries * group, padded = (rows + kBlock - 1) / kBlock * kBlock;
-  thread_local std::vector<float> memory;
-  memory.assign(static_cast<size_t>(padded) * (stride + 2), 0.0f);
-  float* acc = memory.data();
-  float* highest = acc + static_cast<int64_t>(padded) * stride;
-  float* total = highest + padded;
-  std::fill_n(highest, padded, kNone);
+__attribute__((noinline)) void attend_range(const Call& c, const Piece& p, int range, const Softmax& part) {
+  const int n = c.pool->head_dim, stride = stride_of(c), group = c.group();
+  const int padded = padded_rows(c, p.queries), rows = p.queries * group, position0 = position_of(c, p);
+  const int32_t* pages = c.rows->page_table + static_cast<int64_t>(p.row) * c.rows->max_pages;
   alignas(64) float keys[kMaxDim * kKeyTile];
   alignas(64) float values[kKeyTile * kMaxDim];
   alignas(64) float scores[kBlock][kKeyTile];
   float* const score_rows[kBlock] = {scores[0], scores[1], scores[2], scores[3]};
-  auto row_of = [&](int64_t r) {  // of queries and outputs; padding repeats the last row
-    r = std::min<int64_t>(r, rows - 1);
-    return ((start + q0 + r / group) * c.heads + p.kv_head * group + r % group) * n;
-  };
-  // Tiles of keys begin at fixed places, so that a query's result does not depend on how its prompt was cut.
-  const int first_key = c.window > 0 ? std::max(0, position0 - c.window + 1) / kKeyTile * kKeyTile : 0;
-  for (int k0 = first_key; k0 < position0 + queries; k0 += kKeyTile) {
-    const int count = std::min(kKeyTile, position0 + queries - k0);
-    load_tile(c, p, k0, count, stride, keys, values);
+  // Tiles of keys begin at fixed places too; those that no query sees change nothing and are left out.
+  const int begin = std::max(range * kRange, oldest_key(c, p) / kKeyTile * kKeyTile);
+  const int end = std::min((range + 1) * kRange, position0 + p.queries);
+  for (int k0 = begin; k0 < end; k0 += kKeyTile) {
+    const int count = std::min(kKeyTile, end - k0);
+    load_keys(c, pages, p.kv_head, k0, count, keys);
+    load_values(c, pages, p.kv_head, k0, count, stride, values);
     for (int r = 0; r < padded; r += kBlock) {
       const float* q[kBlock];
       float* out[kBlock];
       float keep[kBlock];
-      for (int b = 0; b < kBlock; ++b) q[b] = c.q + row_of(r + b), out[b] = acc + static_cast<int64_t>(r + b) * stride;
+      for (int b = 0; b < kBlock; ++b) q[b] = c.q + place_of(c, p, r + b), out[b] = part.acc + static_cast<int64_t>(r + b) * stride;
       for (int k = 0; k < kKeyTile; k += 2 * kLanes) {
         float* const at[kBlock] = {score_rows[0] + k, score_rows[1] + k, score_rows[2] + k, score_rows[3] + k};
         multiply_block(q, dim ? dim : n, keys + k, kKeyTile, at, nullptr);
@@ -200,7 +221,7 @@ void prefill_tile(const Call& c, const Piece& p) {
       for (int b = 0; b < kBlock; ++b) {
         const int position = position0 + std::min(r + b, rows - 1) / group;
         const int low = c.window > 0 ? position - c.window + 1 - k0 : 0;
-        keep[b] = soften(scores[b], low, std::min(count, position + 1 - k0), c.scale, highest + r + b, total + r + b);
+        keep[b] = soften(scores[b], low, std::min(count, position + 1 - k0), c.scale, part.highest + r + b, part.total + r + b);
       }
       for (int i = 0; i < stride; i += 2 * kLanes) {
         float* const at[kBlock] = {out[0] + i, out[1] + i, out[2] + i, out[3] + i};
@@ -208,83 +229,110 @@ void prefill_tile(const Call& c, const Piece& p) {
       }
     }
   }
+}
+
+// Adds the softmax over the next range of keys to the one over all before.
+__attribute__((noinline)) void fold(int rows, int stride, const Softmax& part, const Softmax& whole) {
   for (int r = 0; r < rows; ++r) {
-    float* out = c.out + row_of(r);
-    const float inverse = 1.0f / total[r];
-    for (int i = 0; i < n; ++i) out[i] = acc[static_cast<int64_t>(r) * stride + i] * inverse;
+    if (part.total[r] == 0.0f) continue;  // saw no key of this range
+    const float top = std::max(part.highest[r], whole.highest[r]);
+    const float keep = whole.highest[r] == kNone ? 0.0f : fast_exp(whole.highest[r] - top);
+    const float weight = fast_exp(part.highest[r] - top);
+    whole.highest[r] = top;
+    whole.total[r] = whole.total[r] * keep + part.total[r] * weight;
+    float* out = whole.acc + static_cast<int64_t>(r) * stride;
+    const float* in = part.acc + static_cast<int64_t>(r) * stride;
+    for (int i = 0; i < stride; ++i) out[i] = out[i] * keep + in[i] * weight;
   }
 }
 
-// Weighs the ranges of one decode row and KV head by e^(their highest - the highest of all).
-void merge(const Call& c, const Piece& p, const float* acc, const Partial* partials) {
-  const int n = c.pool->head_dim, group = c.group();
-  const int64_t token = c.rows->query_starts[p.row];
-  for (int g = 0; g < group; ++g) {
-    float highest = kNone, total = 0.0f;
-    for (int s = 0; s < p.num_splits; ++s) highest = std::max(highest, partials[s * group + g].highest);
-    float* out = c.out + (token * c.heads + static_cast<int64_t>(p.kv_head) * group + g) * n;
-    std::fill_n(out, n, 0.0f);
-    for (int s = 0; s < p.num_splits; ++s) {
-      const Partial& part = partials[s * group + g];
-      if (part.total == 0.0f) continue;
-      const float weight = fast_exp(part.highest - highest);
-      total += weight * part.total;
-      add_scaled<0>(out, weight, acc + (static_cast<int64_t>(s) * group + g) * n, n);
-    }
-    for (int i = 0; i < n; ++i) out[i] /= total;
+__attribute__((noinline)) void finish(const Call& c, const Piece& p, const Softmax& whole) {
+  const int n = c.pool->head_dim, stride = stride_of(c);
+  for (int r = 0; r < p.queries * c.group(); ++r) {
+    float* out = c.out + place_of(c, p, r);
+    const float inverse = 1.0f / whole.total[r];
+    for (int i = 0; i < n; ++i) out[i] = whole.acc[static_cast<int64_t>(r) * stride + i] * inverse;
   }
 }
 
 template <int dim>
-void run(const Call& c, const std::vector<Piece>& pieces, const std::vector<Piece>& decodes, int num_slots) {
-  const int n = c.pool->head_dim, group = c.group();
-  static thread_local std::vector<float> acc;
-  static thread_local std::vector<Partial> partials;
-  acc.resize(static_cast<size_t>(num_slots) * group * n);
-  partials.resize(static_cast<size_t>(num_slots) * group);
-  float* all_acc = acc.data();
-  Partial* all_partials = partials.data();
+void prefill_tile(const Call& c, const Piece& p) {
+  thread_local std::vector<float> memory;
+  const int64_t size = num_floats(c, p.queries);
+  memory.resize(static_cast<size_t>(2 * size));
+  const Softmax whole = empty_softmax(c, p.queries, memory.data());
+  const int last = (position_of(c, p) + p.queries - 1) / kRange;
+  for (int range = oldest_key(c, p) / kRange; range <= last; ++range) {
+    const Softmax part = empty_softmax(c, p.queries, memory.data() + size);
+    attend_range<dim>(c, p, range, part);
+    fold(p.queries * c.group(), stride_of(c), part, whole);
+  }
+  finish(c, p, whole);
+}
+
+// The ranges of one query, which stand in `num_slots` slots of `slots`.
+void merge(const Call& c, const Piece& p, int num_slots, const float* slots) {
+  thread_local std::vector<float> memory;
+  const int64_t size = num_floats(c, 1);
+  memory.resize(static_cast<size_t>(size));
+  const Softmax whole = empty_softmax(c, 1, memory.data());
+  const int padded = padded_rows(c, 1);
+  for (int s = 0; s < num_slots; ++s) {
+    float* at = const_cast<float*>(slots) + s * size;
+    const int64_t cells = static_cast<int64_t>(padded) * stride_of(c);
+    fold(c.group(), stride_of(c), {at, at + cells, at + cells + padded}, whole);
+  }
+  finish(c, p, whole);
+}
+
+struct Merge {
+  Piece piece;  // any of the query's
+  int num_slots;
+};
+
+template <int dim>
+void run(const Call& c, const std::vector<Piece>& pieces, const std::vector<Merge>& merges, int num_slots) {
+  static thread_local std::vector<float> slots;
+  const int64_t size = num_floats(c, 1);
+  slots.resize(static_cast<size_t>(num_slots * size));
+  float* all = slots.data();
   auto work = [&](int chunk) {
     const Piece& p = pieces[chunk];
     if (p.slot < 0) return prefill_tile<dim>(c, p);
-    const int64_t slot = p.slot + p.split;
-    decode_range<dim>(c, p, all_acc + slot * group * n, all_partials + slot * group);
-    if (p.num_splits == 1) merge(c, p, all_acc + slot * group * n, all_partials + slot * group);
+    attend_range<dim>(c, p, p.range, empty_softmax(c, 1, all + p.slot * size));
   };
   team().run(static_cast<int>(pieces.size()), work);
-  for (const Piece& p : decodes) {
-    if (p.num_splits > 1) {
-      merge(c, p, all_acc + static_cast<int64_t>(p.slot) * group * n, all_partials + static_cast<int64_t>(p.slot) * group);
-    }
-  }
+  for (const Merge& m : merges) merge(c, m.piece, m.num_slots, all + m.piece.slot * size);
 }
 
 }  // namespace
 
 void attention(const float* q, const Pool& pool, const Rows& rows, int heads, int window, float scale, float* out) {
   const Call c{q, &pool, &rows, heads, window, scale, out};
-  static thread_local std::vector<Piece> pieces, decodes;
+  static thread_local std::vector<Piece> pieces;
+  static thread_local std::vector<Merge> merges;
   pieces.clear();
-  decodes.clear();
+  merges.clear();
   int num_slots = 0;
   for (int row = 0; row < rows.num_rows; ++row) {
     const int width = rows.query_starts[row + 1] - rows.query_starts[row];
-    const bool is_decode = width == 1;
-    const int splits = is_decode ? std::max(1, (rows.kv_lens[row] + kSplit - 1) / kSplit) : (width + kQueryTile - 1) / kQueryTile;
     for (int head = 0; head < pool.kv_heads; ++head) {
-      const int slot = is_decode ? num_slots : -1;
-      for (int s = 0; s < splits; ++s) pieces.push_back({row, head, s, splits, slot});
-      if (is_decode) {
-        decodes.push_back({row, head, 0, splits, slot});
-        num_slots += splits;
+      if (width != 1) {
+        for (int q0 = 0; q0 < width; q0 += kQueryTile) pieces.push_back({row, head, q0, std::min(kQueryTile, width - q0), 0, -1});
+        continue;
       }
+      const Piece first{row, head, 0, 1, 0, num_slots};
+      for (int range = oldest_key(c, first) / kRange; range <= position_of(c, first) / kRange; ++range) {
+        pieces.push_back({row, head, 0, 1, range, num_slots++});
+      }
+      merges.push_back({first, num_slots - first.slot});
     }
   }
   switch (pool.head_dim) {
-    case 32: return run<32>(c, pieces, decodes, num_slots);
-    case 64: return run<64>(c, pieces, decodes, num_slots);
-    case 128: return run<128>(c, pieces, decodes, num_slots);
-    default: return run<0>(c, pieces, decodes, num_slots);
+    case 32: return run<32>(c, pieces, merges, num_slots);
+    case 64: return run<64>(c, pieces, merges, num_slots);
+    case 128: return run<128>(c, pieces, merges, num_slots);
+    default: return run<0>(c, pieces, merges, num_slots);
   }
 }
 

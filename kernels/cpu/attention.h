@@ -17,7 +17,8 @@ struct Rows {
 };
 
 // q and out are [tokens, heads, head_dim]. A token sees itself and what came before, at most `window` tokens with
-// itself when window > 0. The result of a row does not depend on the other rows.
+// itself when window > 0. The result of a token depends neither on other rows nor on which tokens of its own row come in
+// the same call.
 void attention(const float* q, const Pool& pool, const Rows& rows, int heads, int window, float scale, float* out);
 
 }  // namespace polypath

@@ -27,8 +27,8 @@ CAPABILITY = Capability(
 
 
 class CpuNativeBackend:
-    """A row's result does not depend on its neighbours: work is split by fixed ranges of keys and
-    queries.
+    """A token's result depends neither on its neighbours nor on how its prompt was cut or cached:
+    keys are summed in ranges of fixed places.
     """
 
     name = "cpu_native"
