@@ -15,7 +15,14 @@ import pytest
 from polypath.runtime.engine import Engine
 from polypath.runtime.planning.hardware import load_hardware
 from polypath.runtime.planning.rules import native_variant
-from polypath.tests.driving import Answer, build_engine, build_yardstick, request, run
+from polypath.tests.driving import (
+    Answer,
+    build_engine,
+    build_yardstick,
+    request,
+    run,
+    run_alone,
+)
 from polypath.tests.parity.test_smollm2 import PROMPTS
 
 NUM_NEW = 64
@@ -74,3 +81,27 @@ def test_perplexity_is_within_one_percent(engines: tuple[Engine, Engine]) -> Non
     native, plain = (perplexity(engine) for engine in engines)
     print(f"perplexity {native:.3f} native, {plain:.3f} float32, ratio {native / plain:.4f}")
     assert abs(native / plain - 1) < 0.01
+
+
+@needs_native
+def test_together_cached_cut_and_preempted_give_the_bits_of_alone(default_model_path: Path) -> None:
+    """Lengths one above a page and a budget that leaves single tokens over: a prompt's last token
+    then comes by itself, as decode tokens do.
+    """
+    roomy = build_engine(default_model_path, pages=200, max_model_len=256, prefix_cache=False)
+    narrow = build_engine(
+        default_model_path, pages=18, max_model_len=256, max_num_batched_tokens=33
+    )
+    ids = roomy.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
+    requests = [
+        request(str(n), ids[7 * n : 7 * n + n], max_tokens=24, ignore_eos=True, logprobs=1)
+        for n in (2, 17, 33, 34, 65, 113)
+    ]
+    alone = run_alone(roomy, requests)
+    for engine in (roomy, narrow, narrow):  # the second time its prompts are cached
+        together = run(engine, requests)
+        for name, answer in alone.items():
+            assert together[name].token_ids == answer.token_ids
+            assert together[name].logprobs == answer.logprobs
+    assert narrow.stats()["preemptions_total"]
+    assert narrow.stats()["prefix_cached_tokens_total"]
