@@ -207,4 +207,4 @@ def test_generated_answers_are_the_engines_own(report: Report, engine: Engine) -
     prompts = [sample["doc"]["prompt"] for sample in samples]
     texts = [text for sample in samples for (text,) in sample["resps"]]
     assert texts == greedy(engine, prompts, stop=("\n",))
-    assert " The sky on a clear day is blue." in texts
+    assert sum(bool(text.strip()) for text in texts) >= len(texts) / 2, texts
