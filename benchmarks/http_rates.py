@@ -1,8 +1,10 @@
-"""Prefill and decode rates of a running server, over HTTP, on the workloads of `polypath bench engine`.
+"""Prefill and decode rates of a running server, over HTTP, on the workloads of `polypath bench
+engine`.
 
     .venv/bin/python benchmarks/http_rates.py --url http://127.0.0.1:8000 --batch 1 --batch 8
 
-Prompts are random token ids, answers are greedy and streamed; rates count tokens as runtime/bench.py does.
+Prompts are random token ids, answers are greedy and streamed; rates count tokens as
+runtime/bench.py does.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ async def stream(client: httpx.AsyncClient, body: dict[str, object]) -> tuple[fl
 
 async def run(url: str, model: str, batch: int, prompt: int, new: int) -> tuple[float, float]:
     """(prefill, decode) tokens/s of one round of `batch` streams started together."""
-    body = {
+    body: dict[str, object] = {
         "model": model,
         "max_tokens": new,
         "temperature": 0,
