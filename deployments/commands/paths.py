@@ -15,7 +15,10 @@ def paths(
     url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
     as_json: Annotated[bool, typer.Option("--json", help="Print what /v1/paths answers.")] = False,
 ) -> None:
-    """Show what runs where, live: each worker's planned paths and the steps they took."""
+    """Show what runs where, live.
+
+    Each worker's planned paths and the steps they took.
+    """
     from rich.console import Console
 
     from ..api_client import ApiClient, ApiClientError

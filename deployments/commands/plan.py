@@ -20,7 +20,10 @@ def plan(
     ] = "this",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show how a model would run: paths, values and who asked for them, memory, and refusals."""
+    """Show how a model would run, and why.
+
+    Paths, values and who asked for them, memory, and refusals.
+    """
     from rich.console import Console
 
     from ...runtime.checkpoint.source import open_checkpoint

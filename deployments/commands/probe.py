@@ -18,7 +18,10 @@ def probe(
         bool, typer.Option("--json", help="Print JSON that `polypath plan --hardware` reads.")
     ] = False,
 ) -> None:
-    """Look at this node: processor, memory, cards, driver, torch, packages and compiler."""
+    """Look at this node.
+
+    Processor, memory, cards, driver, torch, packages and compiler.
+    """
     from rich.console import Console
 
     from ...runtime.planning.probe import probe as look
