@@ -14,6 +14,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rotary import cos_sin, rotate
 from ..kernels.silu_mul import silu_mul
+from .errors import EngineError
 from .forward_batch import ForwardBatch
 from .kv.pages import Pages
 from .linear.method import Linear
@@ -31,6 +32,10 @@ ROUNDED_ACTIVATIONS = 6e-2
 
 PROMPT_TOKENS = 16
 DECODES = 4
+
+
+class SelfCheckError(EngineError):
+    """A planned path differs from the plain forward by more than its bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -28,8 +29,10 @@ from .planning.plan import ExecutionPlan
 from .planning.planner import plan as make_plan
 from .planning.probe import probe
 from .runners import registry as runner_registry
-from .self_check import bound_of, self_check
+from .self_check import SelfCheckError, bound_of, self_check
 from .weights import WeightLoader, stored_bytes
+
+logger = logging.getLogger(__name__)
 
 Stage = Literal["probe", "plan", "weights", "kv_pool", "self_check", "ready"]
 
@@ -81,9 +84,20 @@ class _Stages:
         )
 
 
+YARDSTICK = {
+    "runner": "eager",
+    "attention_backend": "torch_sdpa",
+    "ops": "torch",
+    "linear_method": "dense",
+}
+"""What is left when the self-check refuses a path: the plain one, which the check compares with."""
+
+
 def start(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Started:
-    """Build all parts. Raises ModelError and PlanError before any weight is read, EngineError when
-    the self-check fails.
+    """Build all parts. Raises ModelError and PlanError before any weight is read.
+
+    A path that fails the self-check is taken out, which the plan's events say, and the plain path
+    takes its place. EngineError when that fails too, or when the user named what failed.
     """
     stages = _Stages(on_progress)
     hardware = probe()
@@ -92,6 +106,24 @@ def start(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Sta
     checkpoint = open_checkpoint(config.model)
     plan = make_plan(hardware, checkpoint.config, config)
     stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
+    try:
+        return _build(config, hardware, checkpoint, plan, stages)
+    except SelfCheckError as error:
+        failure = str(error)
+    plan = _plan_without(failure, config, hardware, checkpoint, plan)
+    logger.warning("%s; starting again on %s", failure, plan.path_name(ForwardMode.DECODE))
+    stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
+    return _build(config, hardware, checkpoint, plan, stages)
+
+
+def _build(
+    config: EngineConfig,
+    hardware: Hardware,
+    checkpoint: Checkpoint,
+    plan: ExecutionPlan,
+    stages: _Stages,
+) -> Started:
+    """Load and check one plan. Raises SelfCheckError."""
     context = _context(checkpoint.config, plan)
     model = _load(checkpoint, plan, context, stages)
     kv, pages = _make_pool(checkpoint, plan)
@@ -107,6 +139,28 @@ def start(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Sta
         pages=pages,
         runner=runner,
     )
+
+
+def _plan_without(
+    failure: str,
+    config: EngineConfig,
+    hardware: Hardware,
+    checkpoint: Checkpoint,
+    failed: ExecutionPlan,
+) -> ExecutionPlan:
+    """The plain path in place of what the planner had chosen by itself; EngineError when that was
+    it.
+    """
+    auto = {name: plain for name, plain in YARDSTICK.items() if getattr(config, name) == "auto"}
+    plan = make_plan(hardware, checkpoint.config, replace(config, **auto))
+    if (plan.paths, plan.linear_method) == (failed.paths, failed.linear_method):
+        raise EngineError(
+            f"{failure}; no other path is left on this node, so the worker does not start. "
+            "The model's files may be damaged; `--no-self-check` starts it all the same"
+        )
+    origins = plan.origins | {name: failed.origins[name] for name in auto}
+    plan = replace(plan, origins=origins)
+    return plan.with_event("self_check", f"{failure}: that path was taken out")
 
 
 def _context(model: ModelConfig, plan: ExecutionPlan) -> BuildContext:
@@ -202,11 +256,7 @@ def _check(
         model, runner, pages, bound=bound_of(plan), max_model_len=plan.max_model_len
     )
     if not result.passed:
-        raise EngineError(
-            f"{result.sentence()}; no other path is planned for this node, so the worker does not "
-            "start. "
-            "The model's files may be damaged; `--no-self-check` starts it all the same"
-        )
+        raise SelfCheckError(f"{plan.path_name(ForwardMode.DECODE)}: {result.sentence()}")
     plan = plan.with_event("self_check", result.sentence())
     stages.done("self_check", result.sentence(), {"error": result.error, "bound": result.bound})
     return plan
