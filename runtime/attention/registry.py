@@ -1,7 +1,7 @@
 """Who may compute attention over paged keys and values: all backends, best first.
 
 The limits of flashinfer and vllm_flash_attn are those of FlashInfer 0.6 and vLLM's FlashAttention 2
-(shared/reference/gpu_kernels.md); an adapter that widens them moves the record beside its code.
+as their packages document them; an adapter that widens them moves the record beside its code.
 """
 
 from __future__ import annotations
