@@ -134,7 +134,7 @@ def _max_tokens(body: GenerationBody) -> int | None:
             )
         value, name = body.max_completion_tokens, "max_completion_tokens"
     if value is not None:
-        _require(0 <= value < 2**31, name, value, "at least 0")
+        _require(0 <= value < 2**31, name, value, f"between 0 and {2**31 - 1}")
     return value
 
 

@@ -39,7 +39,7 @@ BOTH = [  # extra fields, param, a piece of the message
     ({"max_tokens": -1}, "max_tokens", "-1"),
     ({"max_tokens": "5"}, "max_tokens", "'5'"),
     ({"max_tokens": True}, "max_tokens", "True"),
-    ({"max_tokens": 10**30}, "max_tokens", "at least 0"),
+    ({"max_tokens": 10**30}, "max_tokens", "between 0 and 2147483647"),
     ({"max_tokens": 100000}, "max_tokens", "512"),
     ({"min_tokens": 5, "max_tokens": 3}, "min_tokens", "max_tokens, 3"),
     ({"min_tokens": -1}, "min_tokens", "-1"),
