@@ -10,9 +10,13 @@ from typing import Any
 
 import torch
 
+from polypath.runtime.checkpoint.source import open_checkpoint
 from polypath.runtime.config import EngineConfig
 from polypath.runtime.engine import Engine
 from polypath.runtime.forward_batch import ForwardBatch
+from polypath.runtime.forward_mode import ForwardMode
+from polypath.runtime.planning.hardware import load_hardware
+from polypath.runtime.planning.planner import plan as make_plan
 from polypath.runtime.request import (
     FinishReason,
     Request,
@@ -60,14 +64,19 @@ def build_engine(
     return engine
 
 
+def planned_path(model: Path | str = "") -> str:
+    """Name of the path that this node's plan takes for decode batches."""
+    checkpoint = open_checkpoint(str(model))
+    plan = make_plan(load_hardware("this"), checkpoint.config, EngineConfig(model=str(model)))
+    return plan.path_name(ForwardMode.DECODE)
+
+
 def build_yardstick(folder: Path | str, **options: Any) -> Engine:
     """`build_engine` on the plain path."""
     return build_engine(folder, **(YARDSTICK | options))
 
 
 def _bytes_per_token(folder: Path | str) -> int:
-    from polypath.runtime.checkpoint.source import open_checkpoint
-
     return open_checkpoint(str(folder)).config.kv_bytes_per_token(itemsize=4)
 
 

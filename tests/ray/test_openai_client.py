@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
+from polypath.tests.driving import planned_path
 from polypath.tests.ray.running_server import RunningServer
 
 pytestmark = pytest.mark.ray
@@ -39,7 +40,7 @@ def test_chat_answers_and_says_who_served(client: OpenAI) -> None:
     assert answer.system_fingerprint.startswith("pp-")
     assert "," not in raw.headers["x-request-id"]
     assert raw.headers["x-polypath-worker"].startswith("worker-")
-    assert raw.headers["x-polypath-path"] == "eager+torch_sdpa+torch"
+    assert raw.headers["x-polypath-path"] == planned_path()
     assert answer.to_dict()["polypath"]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
+from polypath.tests.driving import planned_path
 from polypath.tests.ray.running_server import RunningServer
 
 pytestmark = pytest.mark.ray
@@ -85,7 +86,7 @@ def test_the_lines_for_a_second_terminal_work(quickstart: RunningServer) -> None
         block = re.sub(r"^curl(.*\\\n)*.*\n", "", block, flags=re.MULTILINE)
     done = shell(block, stdin="Say hello.\n")
     assert done.returncode == 0, done.stderr
-    assert "eager+torch_sdpa+torch" in done.stdout
+    assert planned_path() in done.stdout
 
 
 def test_the_lines_that_need_no_server_work() -> None:
