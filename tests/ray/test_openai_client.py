@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -218,7 +220,14 @@ def test_the_same_request_id_ten_times_is_ten_answers(
     server.wait_until_idle()
 
 
-def test_an_idle_connection_outlives_a_pause(client: OpenAI) -> None:
-    client.models.list()
+def test_an_idle_connection_outlives_a_pause(server: RunningServer) -> None:
+    address = urlsplit(server.url)
+    connection = HTTPConnection(str(address.hostname), address.port, timeout=30)
+    connection.request("GET", "/v1/models")
+    assert connection.getresponse().read()
+    first = connection.sock
     time.sleep(6)  # uvicorn's default would have closed it after 5 s
-    client.models.list()
+    connection.request("GET", "/v1/models")
+    assert connection.getresponse().status == 200
+    assert connection.sock is first, "the client had to connect anew"
+    connection.close()
