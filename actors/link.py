@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..runtime.errors import EngineError, PolypathError, QueueFullError
 from ..runtime.request import Request, RequestOutput
+from .load import WorkerLoad
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -30,6 +31,10 @@ class WorkerLink(Protocol):
         """What the worker does right now."""
         ...
 
+    def load(self) -> WorkerLoad | None:
+        """The latest load that is known here, without asking; None: nothing was heard yet."""
+        ...
+
     def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """One item per engine step of this request; `aclose()` before the last one cancels it."""
         ...
@@ -50,6 +55,9 @@ class LocalLink:
 
     async def stats(self) -> dict[str, Any]:  # JSON
         return self._worker.stats()
+
+    def load(self) -> WorkerLoad | None:
+        return self._worker.load()
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         outputs = self._worker.generate(request)
@@ -77,13 +85,20 @@ class HandleLink:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
         self._stream = handle.options(stream=True, method_name="generate")
+        self._load: WorkerLoad | None = None
         self._cancels: set[asyncio.Task[None]] = set()  # the loop holds tasks weakly
 
     async def describe(self) -> dict[str, Any]:  # JSON
         return await self._ask("describe")
 
     async def stats(self) -> dict[str, Any]:  # JSON
-        return await self._ask("stats")
+        stats = await self._ask("stats")
+        if stats.get("load") is not None:
+            self._load = WorkerLoad(**stats["load"])
+        return stats
+
+    def load(self) -> WorkerLoad | None:
+        return self._load  # as old as the last `stats`
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         response = cast("DeploymentResponseGenerator[RequestOutput]", self._stream.remote(request))

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 
 from ..runtime.config import EngineConfig
 from ..runtime.engine import Engine
@@ -18,6 +19,7 @@ from ..runtime.errors import EngineError, RequestError
 from ..runtime.forward_mode import ForwardMode
 from ..runtime.request import Request, RequestOutput
 from ..runtime.startup import OnProgress, StartupEvent
+from .load import LoadMeter, WorkerLoad
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         self._failure: str | None = None
+        self._load: WorkerLoad | None = None
         self._beat_s = time.monotonic()
         self._started_at = time.time()
 
@@ -53,6 +56,8 @@ class Worker:
         """Build the engine and start its thread. Raises what `Engine.build` raises."""
         began = time.monotonic()
         self._engine = Engine.build(self.config, on_progress=on_progress)
+        self._meter = LoadMeter(self._engine)
+        self._load = self._meter.look()
         self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
         self._thread.start()
         if on_progress is not None:
@@ -116,7 +121,9 @@ class Worker:
                     self._wake.wait(IDLE_BEAT_S)
                     self._wake.clear()
                     continue
-                self._hand_over(self.engine.step())
+                outputs = self.engine.step()
+                self._load = self._meter.after_step()
+                self._hand_over(outputs)
             self._fail_streams(f"{self.worker_id} has stopped")
         except Exception:  # the edge of the thread: whatever it is, clients must hear of it
             logger.exception("the engine thread of %s died", self.worker_id)
@@ -153,6 +160,10 @@ class Worker:
         """Why the engine is dead, or None."""
         return self._failure
 
+    def load(self) -> WorkerLoad | None:
+        """As of the last step; None before the start."""
+        return self._load
+
     def describe(self) -> dict[str, object]:
         """Identity, fixed at ready: plan, hardware, limits."""
         plan = self.engine.plan
@@ -177,5 +188,6 @@ class Worker:
         return {
             "worker_id": self.worker_id,
             "heartbeat_age_s": self.heartbeat_age_s(),
+            "load": None if self._load is None else asdict(self._load),
             **self.engine.stats(),
         }

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,15 @@ logger = logging.getLogger(__name__)
 
 Drawn = tuple[int, TokenLogprob | None] | NoToken
 """What sampling gave one row: a token, with its log-probability where asked, or why it has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSize:
+    """What the last step computed and how long it took; the raw material of measured rates."""
+
+    num_tokens: int  # of all its rows
+    is_decode: bool  # one token a row
+    seconds: float
 
 
 class Engine:
@@ -61,6 +71,7 @@ class Engine:
         self._known: set[str] = set()  # ids submitted and not yet ended
         self._tokenizer: Tokenizer | None = None  # loaded at first use: a worker never needs it
         self.last_step_s = time.monotonic()
+        self.last_step = StepSize(num_tokens=0, is_decode=False, seconds=0.0)
 
     @classmethod
     def build(cls, config: EngineConfig, *, on_progress: OnProgress | None = None) -> Engine:
@@ -141,6 +152,11 @@ class Engine:
         outputs = self._run(rows) if rows else []
         self.last_step_s = time.monotonic()
         self.counters.step_seconds += self.last_step_s - start
+        self.last_step = StepSize(
+            num_tokens=sum(row.num_tokens for row in rows),
+            is_decode=all(row.num_tokens == 1 for row in rows),
+            seconds=self.last_step_s - start,
+        )
         return ended + outputs
 
     def _take_inbox(self) -> list[RequestOutput]:
@@ -295,11 +311,25 @@ class Engine:
             return 0.0
         return max(self._scheduler.queue_time_s, self._scheduler.oldest_wait_s())
 
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return self._scheduler.num_running
+
+    def num_waiting(self) -> int:
+        """Requests submitted that hold no pages yet, preempted ones included."""
+        return max(0, len(self._known) - self._scheduler.num_running)
+
+    def num_queued_tokens(self) -> int:
+        """Tokens to be computed before every request here decodes; for the engine's own thread."""
+        inbox = [item for item in tuple(self._inbox) if isinstance(item, Request)]
+        new = sum(len(request.prompt_ids) + len(request.output_ids) for request in inbox)
+        return new + self._scheduler.num_queued_tokens()
+
     def stats(self) -> dict[str, object]:
         """Live load and counters; may be read from another thread."""
         return {
-            "running": self._scheduler.num_running,
-            "waiting": max(0, len(self._known) - self._scheduler.num_running),
+            "running": self.num_running(),
+            "waiting": self.num_waiting(),
             "kv_pages_total": self.pages.num_usable,
             "kv_pages_used": self.pages.num_used,
             "preemptions_total": self._scheduler.num_preemptions,

@@ -136,6 +136,11 @@ class Scheduler:
         """Whether a step would do something."""
         return bool(self._states)
 
+    def num_queued_tokens(self) -> int:
+        """Tokens to be computed before every request here decodes."""
+        uncomputed = (state.num_uncomputed for state in self._states.values())
+        return sum(tokens for tokens in uncomputed if tokens > 1)  # 1: a decode
+
     def oldest_wait_s(self) -> float:
         """How long the request that has waited longest has been waiting, in seconds."""
         now = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from polypath.actors.load import WorkerLoad
 from polypath.deployments.gateway import Gateway
 from polypath.deployments.routes import build_api
 from polypath.runtime.errors import EngineError, QueueFullError
@@ -91,6 +92,7 @@ class FakeLink:
         self.fails_after: int | None = None  # tokens, then an EngineError
         self.raises: Exception | None = None  # instead of the first output
         self.stats_answer: dict[str, Any] | None = None
+        self.load_answer: WorkerLoad | None = None
         self.is_dead = False
 
     async def describe(self) -> dict[str, Any]:
@@ -130,6 +132,9 @@ class FakeLink:
             "queue_time_s": 0.0,
             "step_failures_total": 0,
         }
+
+    def load(self) -> WorkerLoad | None:
+        return self.load_answer
 
     async def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
