@@ -104,6 +104,7 @@ class EngineConfig:
     max_num_seqs: int | None = None  # requests that run at once
     max_num_batched_tokens: int | None = None  # token budget of one step
     max_waiting: int | None = None  # requests that may queue in the worker
+    num_threads: int | None = None  # CPU threads of a step
     prefix_cache: bool = True
     self_check: bool = True
     chat_template: str | None = None  # a jinja file, or the template itself
@@ -111,7 +112,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("page_size", "kv_bytes", "max_model_len", "max_num_seqs"):
             self._require_positive(name)
-        for name in ("max_num_batched_tokens", "max_waiting"):
+        for name in ("max_num_batched_tokens", "max_waiting", "num_threads"):
             self._require_positive(name)
         if self.memory_share is not None and not 0.0 < self.memory_share <= 1.0:
             raise ConfigurationError(

@@ -74,13 +74,19 @@ class Engine:
         self.last_step = StepSize(num_tokens=0, is_decode=False, seconds=0.0)
 
     @classmethod
-    def build(cls, config: EngineConfig, *, on_progress: OnProgress | None = None) -> Engine:
+    def build(
+        cls,
+        config: EngineConfig,
+        *,
+        on_progress: OnProgress | None = None,
+        cores_given: float | None = None,
+    ) -> Engine:
         """Probe, plan, load and self-check (DESIGN: start-up in order). Raises ConfigurationError
         before weights load.
         """
         from .startup import start
 
-        return cls(start(config, on_progress=on_progress))
+        return cls(start(config, on_progress=on_progress, cores_given=cores_given))
 
     @property
     def tokenizer(self) -> Tokenizer:

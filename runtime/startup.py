@@ -93,14 +93,20 @@ YARDSTICK = {
 """What is left when the self-check refuses a path: the plain one, which the check compares with."""
 
 
-def start(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Started:
-    """Build all parts. Raises ModelError and PlanError before any weight is read.
+def start(
+    config: EngineConfig,
+    *,
+    on_progress: OnProgress | None = None,
+    cores_given: float | None = None,
+) -> Started:
+    """Build all parts. Raises ModelError and PlanError before any weight is read. `cores_given`:
+    CPUs that Ray gave this process, where Ray counts.
 
     A path that fails the self-check is taken out, which the plan's events say, and the plain path
     takes its place. EngineError when that fails too, or when the user named what failed.
     """
     stages = _Stages(on_progress)
-    hardware = probe()
+    hardware = probe().with_cores_given(cores_given)
     found = f"{hardware.device_name}, {hardware.cpu.cores_usable} cores"
     stages.done("probe", found, {"hardware": hardware.to_json()})
     checkpoint = open_checkpoint(config.model)

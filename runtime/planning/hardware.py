@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ class Cpu:
     cores_usable: int  # logical; after affinity and cgroup quota
     cores_origin: str  # what made `cores_usable` the smallest
     isa: tuple[str, ...] = ()  # flags as the kernel spells them, those that kernels choose by
+    cores_given: float | None = None  # by Ray, where that made `cores_usable` the smallest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +135,19 @@ class Hardware:
     def cores_usable(self) -> int:
         """Logical cores after affinity and cgroup quota."""
         return self.cpu.cores_usable
+
+    def with_cores_given(self, cores: float | None) -> Hardware:
+        """The same node for a process that Ray gave `cores` CPUs: no more threads than that,
+        rounded up, and at least one. None changes nothing.
+        """
+        if cores is None:
+            return self
+        usable, given = self.cpu.cores_usable, max(1, math.ceil(cores))
+        if given >= usable:
+            return self
+        origin = f"Ray gave this worker {cores:g} CPUs of {usable}"
+        cpu = replace(self.cpu, cores_usable=given, cores_origin=origin, cores_given=cores)
+        return replace(self, cpu=cpu)
 
     def to_json(self) -> dict[str, Any]:  # Any: plain JSON
         """All facts, with the schema's version first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..config import EngineConfig, ModelConfig
+from ..errors import PlanError
 from ..forward_mode import ForwardMode
 from .device import first_usable_gpu, why_not_device
 from .dtypes import dtype_notes
@@ -10,6 +11,7 @@ from .explanation import no_plan, refuse_unknown_names, rejections
 from .hardware import Hardware
 from .memory import device_budget
 from .plan import ExecutionPlan, Origin
+from .refusal import Refusal
 from .rules import Situation, native_variant
 from .selection import WISHES, Selection, select
 from .sizes import Sizes, choose_sizes
@@ -68,13 +70,24 @@ def _plan(
         kv_bytes=sizes.memory.kv_bytes,
         prefix_cache=config.prefix_cache,
         memory=sizes.memory,
-        num_threads=hardware.cpu.cores_usable,
+        num_threads=_num_threads(hardware, config),
         native_kernels=_native_kernels(hardware, selection),
         environment=dict(ENVIRONMENT.get(situation.device, {})),
         rejected=tuple(rejections(hardware, model, config, selection)),
         origins=_origins(model, config, situation) | sizes.origins,
         notes=tuple(_notes(hardware, model, config, selection) + sizes.notes),
     )
+
+
+def _num_threads(hardware: Hardware, config: EngineConfig) -> int:
+    """As asked, else as many as there are cores; PlanError for more than that."""
+    wished, most = config.num_threads, hardware.cpu.cores_usable
+    if wished is None or wished <= most:
+        return wished or most
+    sentence = f"--num-threads {wished} is more than {most}: {hardware.cpu.cores_origin}"
+    lift = f"--num-threads {most} or fewer"
+    refusal = Refusal(rule="num_threads", kind="unavailable", sentence=sentence, lift=lift)
+    raise PlanError(f"{sentence}. What would work: {lift}.", [refusal], lift)
 
 
 def _native_kernels(hardware: Hardware, selection: Selection) -> str | None:
@@ -113,7 +126,7 @@ def _origins(model: ModelConfig, config: EngineConfig, situation: Situation) -> 
         if name != "linear_method":
             origins[name] = "hardware" if getattr(config, name) == "auto" else "user"
     origins["prefix_cache"] = "default" if config.prefix_cache else "user"
-    origins["num_threads"] = "hardware"
+    origins["num_threads"] = "hardware" if config.num_threads is None else "user"
     return origins
 
 
@@ -127,6 +140,8 @@ def _notes(
         notes.append(
             f"warning: a GPU is here but cannot be used, so this runs on the CPU: {reasons}"
         )
+    if hardware.cpu.cores_given is not None and config.num_threads is None:
+        notes.append(f"num_threads is {hardware.cores_usable}: {hardware.cpu.cores_origin}")
     notes += _changed_dtype(hardware, model, config, selection)
     notes += dtype_notes(hardware, model, device, dtype, selection.linear_method)
     notes += _partial_wishes(config, selection)
