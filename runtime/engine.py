@@ -15,7 +15,7 @@ from .counters import Counters
 from .errors import QueueFullError, RequestError
 from .forward_batch import ForwardBatch
 from .request import FinishReason, Request, RequestOutput, StepCount, TokenLogprob
-from .sampler import NoToken, Sampler, SamplingRow
+from .sampler import NoToken, Sampler
 from .scheduler import RequestState, ScheduledRow, Scheduler
 
 if TYPE_CHECKING:
@@ -203,48 +203,46 @@ class Engine:
 
     def _sample(self, rows: list[ScheduledRow], logits: torch.Tensor) -> dict[str, Drawn]:
         """Draw a token for each row that samples; collect prompt log-probabilities."""
-        sampling: list[ScheduledRow] = []
+        sampling: list[RequestState] = []
         wanted: list[int] = []
         offset = 0
         for row in rows:
-            self._score_prompt(row, logits[offset : offset + row.num_prompt_logits])
-            offset += row.num_prompt_logits
+            if scored := row.num_prompt_logits:
+                self._score_prompt(row, logits[offset : offset + scored])
+                offset += scored
             if row.samples:
-                sampling.append(row)
+                sampling.append(row.state)
                 wanted.append(offset)
                 offset += 1
         if not sampling:
             return {}
         if len(wanted) < logits.shape[0]:
             logits = logits[torch.tensor(wanted, device=logits.device)]
-        drawn = self._sampler.sample(logits, [_sampling_row(row.state) for row in sampling])
-        ids, logprobs = drawn.to_host()
-        failed = drawn.failed_rows()
-        return {
-            row.state.request.id: failed.get(i) or (ids[i], logprobs[i])
-            for i, row in enumerate(sampling)
-        }
+        sampled = self._sampler.sample(logits, sampling)
+        drawn: list[Drawn] = list(zip(*sampled.to_host(), strict=True))
+        for i, reason in sampled.failed_rows().items():
+            drawn[i] = reason
+        return {state.request.id: drawn[i] for i, state in enumerate(sampling)}
 
     def _score_prompt(self, row: ScheduledRow, logits: torch.Tensor) -> None:
-        state, k = row.state, row.state.request.sampling.prompt_logprobs
-        if not row.num_prompt_logits or k is None:
-            return
+        state, k = row.state, row.state.sampling.prompt_logprobs
+        assert k is not None, "only a request that asks has prompt logits"
         first = state.num_computed + 1
-        targets = state.token_ids[first : first + row.num_prompt_logits]
+        targets = state.token_ids[first : first + len(logits)]
         if not state.prompt_logprobs:
             state.prompt_logprobs.append(None)
         state.prompt_logprobs.extend(self._sampler.prompt_logprobs(logits, targets, k))
 
     def _emit(self, row: ScheduledRow, drawn: dict[str, Drawn]) -> RequestOutput | None:
         """Advance one request by its row; None while its prompt is not yet complete."""
-        state, samples = row.state, row.samples
+        state = row.state
         self._scheduler.advance(row)
         if state.num_uncomputed:
             return None
-        if not samples:
+        token = drawn.get(state.request.id)
+        if token is None:  # its answer was complete before
             self._scheduler.finish(state)
             return self._ended(state, FinishReason.LENGTH)
-        token = drawn[state.request.id]
         if isinstance(token, NoToken):
             self._scheduler.finish(state)
             if token is NoToken.NOT_FINITE:  # keys and values of others may be damaged too
@@ -259,7 +257,7 @@ class Engine:
         return self._ended(state, reason, token=token)
 
     def _finish_reason(self, state: RequestState, token: int) -> FinishReason | None:
-        params = state.request.sampling
+        params = state.sampling
         is_end = (
             token in self._stop_ids and not params.ignore_eos
         ) or token in params.stop_token_ids
@@ -355,10 +353,6 @@ class Engine:
         from .offline import generate
 
         return generate(self, prompts, params, stop=stop)
-
-
-def _sampling_row(state: RequestState) -> SamplingRow:
-    return SamplingRow(state.request.sampling, state.request.prompt_ids, state.output_ids)
 
 
 def _step_counts(state: RequestState) -> tuple[StepCount, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,24 +12,33 @@ from torch import Tensor
 from .request import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """What one row of logits needs to become a token; the draw's position is len(output_ids)."""
+class SamplingRow(Protocol):
+    """What one row of logits needs to become a token: a `RequestState`, read as it is, since a copy
+    for each row and step costs more than the step's other work.
+    """
 
-    sampling: SamplingParams
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
+    @property
+    def sampling(self) -> SamplingParams: ...
 
-    def changes_logits(self) -> bool:
-        """Whether `adjust` would change this row."""
-        params = self.sampling
-        return bool(
-            params.repetition_penalty != 1.0
-            or params.presence_penalty
-            or params.frequency_penalty
-            or params.logit_bias
-            or len(self.output_ids) < params.min_tokens
-        )
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The prompt, then what was generated."""
+        ...
+
+    @property
+    def num_prompt(self) -> int: ...
+
+
+def changes_logits(row: SamplingRow) -> bool:
+    """Whether `adjust` would change this row."""
+    params = row.sampling
+    return bool(
+        params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.logit_bias
+        or (params.min_tokens and len(row.token_ids) - row.num_prompt < params.min_tokens)
+    )
 
 
 def adjust(logits_RV: Tensor, rows: Sequence[SamplingRow], end_ids: Sequence[int]) -> None:
@@ -40,7 +49,7 @@ def adjust(logits_RV: Tensor, rows: Sequence[SamplingRow], end_ids: Sequence[int
     multiplied); presence and frequency look at generated tokens only.
     """
     for logits_V, row in zip(logits_RV, rows, strict=True):
-        if row.changes_logits():
+        if changes_logits(row):
             _repetition(logits_V, row)
             _presence_and_frequency(logits_V, row)
             _bias(logits_V, row)
@@ -50,15 +59,16 @@ def adjust(logits_RV: Tensor, rows: Sequence[SamplingRow], end_ids: Sequence[int
 def _repetition(logits_V: Tensor, row: SamplingRow) -> None:
     penalty = row.sampling.repetition_penalty
     if penalty != 1.0:
-        seen = _tensor((*row.prompt_ids, *row.output_ids)).to(logits_V.device)
+        seen = _tensor(row.token_ids).to(logits_V.device)
         value = logits_V[seen]
         logits_V[seen] = torch.where(value > 0, value / penalty, value * penalty)
 
 
 def _presence_and_frequency(logits_V: Tensor, row: SamplingRow) -> None:
     presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
-    if (presence or frequency) and row.output_ids:
-        ids, counts = _tensor(row.output_ids).unique(return_counts=True)
+    output_ids = row.token_ids[row.num_prompt :] if presence or frequency else ()
+    if output_ids:
+        ids, counts = _tensor(output_ids).unique(return_counts=True)
         penalty = presence + frequency * counts.double()
         logits_V[ids.to(logits_V.device)] -= penalty.to(logits_V)
 
@@ -71,7 +81,7 @@ def _bias(logits_V: Tensor, row: SamplingRow) -> None:
 
 
 def _forbid_early_end(logits_V: Tensor, row: SamplingRow, end_ids: Sequence[int]) -> None:
-    if len(row.output_ids) < row.sampling.min_tokens:
+    if len(row.token_ids) - row.num_prompt < row.sampling.min_tokens:
         ends = {i for i in (*end_ids, *row.sampling.stop_token_ids) if 0 <= i < len(logits_V)}
         logits_V[torch.tensor(sorted(ends), dtype=torch.int64, device=logits_V.device)] = -torch.inf
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from ..kernels.draw import draw_filtered
 from ..kernels.draw_likeliest import draw_likeliest
 from ..kernels.philox import uniform
+from ..kernels.row_max import row_max
 from .logprobs import RowLogprobs, prompt_logprobs, row_logprobs
-from .penalties import SamplingRow, adjust
+from .penalties import SamplingRow, adjust, changes_logits
 from .request import TokenLogprob
 
 __all__ = ["NoToken", "Sampled", "Sampler", "SamplingRow", "prompt_logprobs"]
@@ -48,9 +49,10 @@ class Sampled:
         """Rows whose logits held NaN, +inf or nothing finite, and why; their token means
         nothing.
         """
-        failed = (~self.has_token).nonzero().flatten().tolist()
         return {
-            row: NoToken.FORBIDDEN if self.is_sound[row] else NoToken.NOT_FINITE for row in failed
+            row: NoToken.FORBIDDEN if self.is_sound[row] else NoToken.NOT_FINITE
+            for row, has_token in enumerate(self.has_token.tolist())
+            if not has_token
         }
 
 
@@ -73,12 +75,14 @@ class Sampler:
             f"logits {tuple(logits.shape)} must be [{len(rows)} rows, {self.vocab_size} tokens]"
         )
         work = logits
-        if any(row.changes_logits() for row in rows):
+        if any(map(changes_logits, rows)):
             work = logits.clone()
             adjust(work, rows, self.eos_ids)
-        best, token_ids = work.max(dim=1)
-        is_sound = (best if work is logits else logits.amax(dim=1)).isfinite()
-        has_token = is_sound & best.isfinite()
+        best, token_ids = row_max(work)
+        is_sound = has_token = best.abs() < torch.inf  # not so for NaN either
+        if work is not logits:
+            is_sound = logits.amax(dim=1).abs() < torch.inf
+            has_token = has_token & is_sound
         drawn = [i for i, row in enumerate(rows) if row.sampling.temperature]
         for start in range(0, len(drawn), self._rows_at_once):
             block = drawn[start : start + self._rows_at_once]
@@ -108,12 +112,17 @@ def _asked_logprobs(
     return tuple(asked), row_logprobs(logits, token_ids, list(asked.values()))
 
 
+def _noise(row: SamplingRow) -> float:
+    position = len(row.token_ids) - row.num_prompt
+    return uniform(row.sampling.seed, row.sampling.choice, position)
+
+
 def _draw_rows(logits: Tensor, best: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """One drawn token a row."""
     params = [row.sampling for row in rows]
     temperature = torch.tensor([p.temperature for p in params], dtype=torch.float64)
     noise = torch.tensor(
-        [uniform(row.sampling.seed, row.sampling.choice, len(row.output_ids)) for row in rows],
+        [_noise(row) for row in rows],
         dtype=torch.float64,
     )
     given = logits, best, temperature.to(logits.device), noise.to(logits.device)

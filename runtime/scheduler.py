@@ -36,12 +36,14 @@ class RequestState:
         "pages",
         "prompt_logprobs",
         "request",
+        "sampling",
         "steps",
         "token_ids",
     )
 
     def __init__(self, request: Request, arrival: int, max_model_len: int) -> None:
         self.request = request
+        self.sampling = request.sampling
         self.arrival = arrival
         self.order = (request.priority, arrival)  # smaller is served first and preempted last
         self.enqueued_s = time.monotonic()
@@ -120,7 +122,7 @@ class Scheduler:
         self._arrivals = count()
         self._states: dict[str, RequestState] = {}
         self._waiting: list[tuple[tuple[int, int], RequestState]] = []
-        self._running: list[RequestState] = []
+        self._running: dict[RequestState, None] = {}  # in order of admission
 
     @property
     def num_running(self) -> int:
@@ -190,7 +192,7 @@ class Scheduler:
         """Take a request out and free its pages."""
         del self._states[state.request.id]
         if state in self._running:
-            self._running.remove(state)
+            del self._running[state]
             self._release(state)
         else:
             self._waiting = [entry for entry in self._waiting if entry[1] is not state]
@@ -209,14 +211,18 @@ class Scheduler:
         return self.max_num_batched_tokens - sum(row.num_tokens for row in rows.values())
 
     def _continue_running(self, rows: dict[str, ScheduledRow]) -> None:
+        budget, preempted = self.max_num_batched_tokens, self.num_preemptions
         for state in sorted(self._running, key=_decodes_first):
             if state not in self._running:  # preempted for an earlier one
                 continue
-            num_tokens = min(state.num_uncomputed, self._budget_left(rows))
+            num_tokens = min(state.num_uncomputed, budget)
             if num_tokens == 0:
                 return
             if self._secure_pages(state, num_tokens, rows):
                 rows[state.request.id] = ScheduledRow(state, num_tokens)
+                budget -= num_tokens
+            if self.num_preemptions != preempted:  # rows may have gone again
+                budget, preempted = self._budget_left(rows), self.num_preemptions
 
     def _secure_pages(
         self, state: RequestState, num_tokens: int, rows: dict[str, ScheduledRow]
@@ -239,7 +245,7 @@ class Scheduler:
 
     def _preempt(self, state: RequestState) -> None:
         self.num_preemptions += 1
-        self._running.remove(state)
+        del self._running[state]
         self._release(state)
         state.prompt_logprobs.clear()
         heapq.heappush(self._waiting, (state.order, state))
@@ -250,17 +256,18 @@ class Scheduler:
         state.num_computed = 0
 
     def _admit(self, rows: dict[str, ScheduledRow]) -> None:
+        budget = self._budget_left(rows) if self._waiting else 0
         while self._waiting and len(self._running) < self.max_num_seqs:
-            budget = self._budget_left(rows)
             state = self._waiting[0][1]
             if budget == 0 or not self._take_pages(state):
                 return
             heapq.heappop(self._waiting)
-            self._running.append(state)
+            self._running[state] = None
             num_tokens = min(state.num_uncomputed, budget)
             secured = self._secure_pages(state, num_tokens, rows)
             assert secured, "admission has checked that the whole request fits"
             rows[state.request.id] = ScheduledRow(state, num_tokens)
+            budget -= num_tokens
 
     def _take_pages(self, state: RequestState) -> bool:
         """Share the known prefix and check that the rest of the tokens fits beside the running

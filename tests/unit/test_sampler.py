@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,16 +15,26 @@ from torch import Tensor
 
 from polypath.kernels.philox import uniform
 from polypath.runtime.request import SamplingParams
-from polypath.runtime.sampler import NoToken, Sampler, SamplingRow, prompt_logprobs
+from polypath.runtime.sampler import NoToken, Sampler, prompt_logprobs
 
 _VOCAB = 300
 _EOS = 2
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What the sampler reads of a request."""
+
+    sampling: SamplingParams
+    token_ids: list[int]
+    num_prompt: int
+
+
 def _row(
     prompt_ids: Sequence[int] = (5, 6, 7), output_ids: Sequence[int] = (), **params: object
-) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), prompt_ids, output_ids)  # type: ignore[arg-type]
+) -> _Row:
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return _Row(sampling, [*prompt_ids, *output_ids], len(prompt_ids))
 
 
 def _logits(rows: int, seed: int = 0, spread: float = 2.0) -> Tensor:
@@ -34,7 +45,7 @@ def _sampler() -> Sampler:
     return Sampler(_VOCAB, torch.device("cpu"), [_EOS])
 
 
-def _tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+def _tokens(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
     return _sampler().sample(logits, rows).to_host()[0]
 
 
