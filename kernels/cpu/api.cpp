@@ -1,11 +1,14 @@
 // The plain C interface that library.py binds. Every function returns when its work is done.
 #include <cstdint>
+#include <cstring>
 
 #include "attention.h"
 #include "dense.h"
 #include "linear.h"
 #include "ops.h"
 #include "pack.h"
+#include "program.h"
+#include "rows.h"
 #include "team.h"
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -83,3 +86,44 @@ API void pp_attention(const float* q, void* pool, int kv_type, int page_size, in
 }
 
 API void pp_argmax(const float* x, int rows, int width, int64_t* index) { argmax(x, rows, width, index); }
+
+API void pp_cos_sin(const int64_t* positions, const float* inverse, int rows, int half, float* cos, float* sin) {
+  cos_sin(positions, inverse, rows, half, cos, sin);
+}
+
+API void pp_gather_rows(const float* x, const int64_t* index, int rows, int width, float* y) {
+  gather_rows(x, index, rows, width, y);
+}
+
+API void pp_put_columns(const float* x, int rows, int width, float* y, int64_t y_stride) {
+  put_columns(x, rows, width, y, y_stride);
+}
+
+// Programs: the kernels that may be captured, by name.
+namespace {
+
+#define KERNEL(function) \
+  Kernel { #function, Caller<function>::kCount, Caller<function>::invoke }
+
+const Kernel kKernels[] = {
+    KERNEL(pp_linear),     KERNEL(pp_dequantize), KERNEL(pp_rms_norm), KERNEL(pp_add_rms_norm), KERNEL(pp_silu_mul),
+    KERNEL(pp_rope_store), KERNEL(pp_attention),  KERNEL(pp_argmax),   KERNEL(pp_cos_sin),      KERNEL(pp_gather_rows),
+    KERNEL(pp_put_columns)};
+
+}  // namespace
+
+API Program* pp_program_new() { return new Program; }
+API void pp_program_free(Program* program) { delete program; }
+
+// Returns 1, or 0 when no such kernel takes that many arguments.
+API int pp_program_add(Program* program, const char* name, const int64_t* slots, int num_slots, int rows_slot) {
+  for (const Kernel& kernel : kKernels) {
+    if (std::strcmp(kernel.name, name) != 0 || kernel.num_arguments != num_slots) continue;
+    program->add(kernel, slots, rows_slot);
+    return 1;
+  }
+  return 0;
+}
+
+API void pp_program_run(const Program* program, int first, int last, int rows) { program->run(first, last, rows); }
+API int64_t pp_program_bytes(const Program* program) { return program->num_bytes(); }

@@ -5,9 +5,11 @@ same sources.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .variants import library_file
 
@@ -40,7 +42,39 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         (_POINTER, *_POOL, *(_POINTER,) * 3, _INT, _INT, _INT, _INT, _FLOAT, _POINTER),
     ),
     "pp_argmax": (None, (_POINTER, _INT, _INT, _POINTER)),
+    "pp_cos_sin": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
+    "pp_gather_rows": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER)),
+    "pp_put_columns": (None, (_POINTER, _INT, _INT, _POINTER, _LONG)),
+    "pp_program_new": (_POINTER, ()),
+    "pp_program_free": (None, (_POINTER,)),
+    "pp_program_add": (_INT, (_POINTER, ctypes.c_char_p, _POINTER, _INT, _INT)),
+    "pp_program_run": (None, (_POINTER, _INT, _INT, _INT)),
+    "pp_program_bytes": (_LONG, (_POINTER,)),
 }
+
+ROWS_ARGUMENT = {
+    "pp_linear": 2,
+    "pp_dequantize": 5,
+    "pp_rms_norm": 3,
+    "pp_add_rms_norm": 4,
+    "pp_silu_mul": 1,
+    "pp_rope_store": 12,
+    "pp_attention": 9,
+    "pp_argmax": 1,
+    "pp_cos_sin": 2,
+    "pp_gather_rows": 2,
+    "pp_put_columns": 1,
+}
+"""The kernels that a program may hold, and which argument of each is its number of rows."""
+
+
+def argument_types(name: str) -> tuple[object, ...]:
+    """ctypes of a function's arguments."""
+    return _SIGNATURES[name][1]
+
+
+Functions = Mapping[str, Callable[..., int | None]]
+"""Name -> bound C function."""
 
 
 class Library:
@@ -52,14 +86,42 @@ class Library:
         self.variant = variant
         self.quick = _bind(ctypes.PyDLL(str(path)))
         self.long = _bind(ctypes.CDLL(str(path)))
+        self._recording: Functions | None = None
 
-    def functions(self, rows: int) -> dict[str, Callable[..., int]]:
-        """The binding that fits a batch of `rows` rows."""
+    def functions(self, rows: int) -> Functions:
+        """The binding that fits a batch of `rows` rows; while a graph is captured, one that notes
+        each call instead of making it.
+        """
+        if self._recording is not None:
+            return self._recording
         return self.quick if rows <= QUICK_ROWS else self.long
+
+    @contextmanager
+    def recording(self, note: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+        """Within it `note(name, arguments)` takes every call of `functions`, which then does
+        nothing.
+        """
+        assert self._recording is None, "one capture at a time"
+        self._recording = {name: _Noting(name, note) for name in ROWS_ARGUMENT}
+        try:
+            yield
+        finally:
+            self._recording = None
 
 
 # up to here a call takes microseconds, and giving up Python's lock costs more than it
 QUICK_ROWS = 8
+
+
+class _Noting:
+    """A function that notes what it is called with."""
+
+    def __init__(self, name: str, note: Callable[[str, tuple[Any, ...]], None]) -> None:
+        self._name = name
+        self._note = note
+
+    def __call__(self, *arguments: Any) -> None:  # whatever ctypes takes: ints, floats, None
+        self._note(self._name, arguments)
 
 
 def _bind(library: ctypes.CDLL) -> dict[str, Callable[..., int]]:

@@ -8,6 +8,8 @@ B rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .library import Library
@@ -128,3 +130,39 @@ def argmax(library: Library, x_RV: torch.Tensor) -> torch.Tensor:
         x_RV.data_ptr(), x_RV.shape[0], x_RV.shape[1], index.data_ptr()
     )
     return index
+
+
+def cos_sin(
+    library: Library, positions_T: torch.Tensor, inverse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cos and sin [T, D / 2] of int64 positions times float32 inverse frequencies."""
+    rows, half = positions_T.numel(), inverse.numel()
+    cos, sin = torch.empty(rows, half), torch.empty(rows, half)
+    library.functions(rows)["pp_cos_sin"](
+        positions_T.data_ptr(), inverse.data_ptr(), rows, half, cos.data_ptr(), sin.data_ptr()
+    )
+    return cos, sin
+
+
+def gather_rows(library: Library, x_TH: torch.Tensor, index_R: torch.Tensor) -> torch.Tensor:
+    """Rows of a contiguous float32 tensor by int64 index: [R, H]."""
+    rows, width = index_R.numel(), x_TH.shape[1]
+    out = torch.empty(rows, width)
+    library.functions(rows)["pp_gather_rows"](
+        x_TH.data_ptr(), index_R.data_ptr(), rows, width, out.data_ptr()
+    )
+    return out
+
+
+def concat_columns(library: Library, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Contiguous float32 [R, N_i] side by side: [R, sum of N_i]."""
+    rows, stride = parts[0].shape[0], sum(part.shape[1] for part in parts)
+    out = torch.empty(rows, stride)
+    start = 0
+    for part in parts:
+        columns = out[:, start : start + part.shape[1]]
+        library.functions(rows)["pp_put_columns"](
+            part.data_ptr(), rows, part.shape[1], columns.data_ptr(), stride
+        )
+        start += part.shape[1]
+    return out

@@ -49,7 +49,6 @@ class PackedMatrix:
         whole = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8))
         start = -whole.data_ptr() % ALIGNMENT
         self.blocks = whole[start : start + num_bytes]
-        self._address = self.blocks.data_ptr()
 
     @property
     def num_bytes(self) -> int:
@@ -62,7 +61,7 @@ class PackedMatrix:
         assert storage == self.storage, f"{stored.type} does not become this matrix's storage"
         order = None if stored.row_order is None else stored.row_order.ctypes.data
         self._library.long["pp_pack_stored"](
-            stored.data.ctypes.data, number, *stored.shape, order, first_row, self._address
+            stored.data.ctypes.data, number, *stored.shape, order, first_row, self.blocks.data_ptr()
         )
 
     def put_floats(self, weights: torch.Tensor, first_row: int) -> None:
@@ -71,7 +70,7 @@ class PackedMatrix:
         """
         weights = weights.float().contiguous()
         self._library.long["pp_pack_floats"](
-            weights.data_ptr(), self.storage, *weights.shape, first_row, self._address
+            weights.data_ptr(), self.storage, *weights.shape, first_row, self.blocks.data_ptr()
         )
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -79,7 +78,7 @@ class PackedMatrix:
         out = torch.empty(index.numel(), self.shape[1])
         functions = self._library.functions(index.numel())
         functions["pp_dequantize"](
-            self._address,
+            self.blocks.data_ptr(),
             self.storage,
             *self.shape,
             index.data_ptr(),
@@ -103,7 +102,7 @@ class PackedMatrix:
                 x_RK.data_ptr(),
                 x_RK.stride(0),
                 rows,
-                self._address,
+                self.blocks.data_ptr(),
                 self.storage,
                 *self.shape,
                 None if bias_N is None else bias_N.data_ptr(),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...kernels.cpu.library import Library
+from ...kernels.cpu.ops import concat_columns
 from ...kernels.cpu.packed import (
     FLOATS,
     INT8,
@@ -48,12 +49,13 @@ class StackedLinear:
     bits than q and k).
     """
 
-    def __init__(self, parts: Sequence[Linear]) -> None:
+    def __init__(self, library: Library, parts: Sequence[Linear]) -> None:
+        self._library = library
         self._parts = list(parts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Each part's outputs, one beside the other."""
-        return torch.cat([part(x) for part in self._parts], dim=-1)
+        return concat_columns(self._library, [part(x) for part in self._parts])
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Dequantized rows."""
@@ -100,10 +102,11 @@ class NativeMethod:
             return self._matrix(weights, storages[0], bias)
         each = biases or [None] * len(weights)
         return StackedLinear(
+            self._library,
             [
                 self._matrix([weight], storage, bias)
                 for weight, storage, bias in zip(weights, storages, each, strict=True)
-            ]
+            ],
         )
 
     def pack_embedding(self, weight: Stored) -> Linear:

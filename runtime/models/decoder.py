@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.rotary import cos_sin, inverse_frequencies, llama3_frequencies
+from ...kernels.rotary import inverse_frequencies, llama3_frequencies
 from ..attention.backend import AttentionBackend
 from ..config import ModelConfig, RopeConfig
 from ..forward_batch import ForwardBatch
@@ -56,8 +56,14 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, kv: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """One forward pass; `attention.plan(batch)` has been called."""
+        return self.logits(*self.layers(batch, kv, attention), batch.logits_rows)
+
+    def layers(
+        self, batch: ForwardBatch, kv: KVPool, attention: AttentionBackend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All blocks: the last output [T, H], and the residual [T, H] that it is to be added to."""
         eps = self.config.rms_norm_eps
-        rope = cos_sin(batch.positions, self._inverse)
+        rope = self._ops.rope(batch.positions, self._inverse)
         residual = self.weights.embedding.rows(batch.input_ids)
         x = self._ops.norm(residual, self.weights.layers[0].input_norm, eps)
         for i, layer in enumerate(self.weights.layers):
@@ -67,7 +73,13 @@ class Decoder:
             if i + 1 < len(self.weights.layers):
                 following = self.weights.layers[i + 1].input_norm
                 x, residual = self._ops.add_norm(x, residual, following, eps)
-        return self._logits(x, residual, batch.logits_rows)
+        return x, residual
+
+    def logits(self, x: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [R, V] of some rows of what `layers` returned."""
+        x, residual = self._ops.select_rows(x, rows), self._ops.select_rows(residual, rows)
+        x, _ = self._ops.add_norm(x, residual, self.weights.final_norm, self.config.rms_norm_eps)
+        return self.weights.lm_head(x).float()
 
     def _attention(
         self,
@@ -87,11 +99,6 @@ class Decoder:
         )
         out_TND = attention.attend(q_TND, kv.layers[index], index)
         return layer.o(out_TND.reshape(out_TND.shape[0], -1))
-
-    def _logits(self, x: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        x, residual = x.index_select(0, rows), residual.index_select(0, rows)
-        x, _ = self._ops.add_norm(x, residual, self.weights.final_norm, self.config.rms_norm_eps)
-        return self.weights.lm_head(x).float()
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -28,6 +28,16 @@ class CpuNativeOps:
     def __init__(self, library: Library) -> None:
         self._library = library
 
+    def rope(
+        self, positions_T: torch.Tensor, inverse: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cos and sin."""
+        return native.cos_sin(self._library, positions_T, inverse)
+
+    def select_rows(self, x_TH: torch.Tensor, rows_R: torch.Tensor) -> torch.Tensor:
+        """Rows of x."""
+        return native.gather_rows(self._library, x_TH, rows_R)
+
     def norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last axis."""
         return native.rms_norm(self._library, x_TH, weight_H, eps)

@@ -18,6 +18,16 @@ class Ops(Protocol):
 
     name: str
 
+    def rope(
+        self, positions_T: torch.Tensor, inverse: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cos and sin float32 [T, D / 2] of integer positions and inverse frequencies [D / 2]."""
+        ...
+
+    def select_rows(self, x_TH: torch.Tensor, rows_R: torch.Tensor) -> torch.Tensor:
+        """Rows of x by int64 index: [R, H]."""
+        ...
+
     def norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last axis."""
         ...

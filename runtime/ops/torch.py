@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...kernels.rms_norm import add_rms_norm, rms_norm
+from ...kernels.rotary import cos_sin as angles
 from ...kernels.rotary import rotate
 from ...kernels.silu_mul import silu_mul
 from ...kernels.store_kv import store_kv
@@ -20,6 +21,16 @@ class TorchOps:
     """See `Ops` for shapes."""
 
     name = "torch"
+
+    def rope(
+        self, positions_T: torch.Tensor, inverse: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cos and sin."""
+        return angles(positions_T, inverse)
+
+    def select_rows(self, x_TH: torch.Tensor, rows_R: torch.Tensor) -> torch.Tensor:
+        """Rows of x."""
+        return x_TH.index_select(0, rows_R)
 
     def norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last axis."""

@@ -200,3 +200,25 @@ def test_attention_shows_what_is_no_number(library: Library, width: int, first: 
     lens = torch.tensor([310], dtype=torch.int32)
     found = ops.attention(library, torch.randn(width, 1, 32), pool, table, starts, lens, None, 1.0)
     assert found.isnan().all()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 17, 40])
+def test_angles(library: Library, rows: int) -> None:
+    positions = torch.randint(0, 8192, (rows,))
+    inverse = rotary.inverse_frequencies(64, 10_000.0)
+    for found, expected in zip(
+        ops.cos_sin(library, positions, inverse), rotary.cos_sin(positions, inverse), strict=True
+    ):
+        assert near(found, expected, 1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 33])
+def test_rows_are_gathered_as_they_are(library: Library, count: int) -> None:
+    x, index = torch.randn(20, 7), torch.randint(0, 20, (count,))
+    assert torch.equal(ops.gather_rows(library, x, index), x[index])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 33])
+def test_columns_are_put_side_by_side(library: Library, rows: int) -> None:
+    parts = [torch.randn(rows, width) for width in (3, 8, 1)]
+    assert torch.equal(ops.concat_columns(library, parts), torch.cat(parts, dim=1))
