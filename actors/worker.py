@@ -20,6 +20,7 @@ from ..runtime.forward_mode import ForwardMode
 from ..runtime.request import Request, RequestOutput
 from ..runtime.startup import OnProgress, StartupEvent
 from .load import LoadMeter, WorkerLoad
+from .place import Place
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,9 @@ class Worker:
     The engine thread hands over the outputs of each step together, with one call into the loop.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, place: Place | None = None) -> None:
         self.config = config
+        self.place = place or Place()
         self.worker_id = f"worker-{uuid.uuid4().hex[:8]}"
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,7 +57,9 @@ class Worker:
     def start(self, on_progress: OnProgress | None = None) -> None:
         """Build the engine and start its thread. Raises what `Engine.build` raises."""
         began = time.monotonic()
-        self._engine = Engine.build(self.config, on_progress=on_progress)
+        self._engine = Engine.build(
+            self.config, on_progress=on_progress, cores_given=self.place.num_cpus
+        )
         self._meter = LoadMeter(self._engine)
         self._load = self._meter.look()
         self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
@@ -181,6 +185,7 @@ class Worker:
             "hardware": self.engine.hardware.to_json(),
             "pid": os.getpid(),
             "started_at": self._started_at,
+            **self.place.to_json(),
         }
 
     def stats(self) -> dict[str, object]:
