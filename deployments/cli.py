@@ -10,6 +10,7 @@ import typer
 from ..runtime.errors import PolypathError
 from .commands.bench import bench
 from .commands.chat import chat
+from .commands.key import key
 from .commands.paths import paths
 from .commands.plan import plan
 from .commands.probe import probe
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, chat, paths, probe, plan):
+for command in (serve, chat, paths, probe, plan, key):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -22,15 +22,17 @@ logger = logging.getLogger("polypath.http")
 QUOTABLE = (PolypathError, AssertionError, TypeError, AttributeError, ImportError, OSError)
 TYPES = {
     400: "invalid_request_error",
-    401: "authentication_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 
 
 class ApiError(Exception):
-    """An answer that is an error. `message` is for the client; `headers` go out with it."""
+    """An answer that is an error. `message` is for the client; `headers` go out with it; `kind` is
+    OpenAI's `type`, by default what fits the status.
+    """
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        kind: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -47,14 +50,16 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
+        self.kind = kind or TYPES.get(
+            status, "invalid_request_error" if status < 500 else "server_error"
+        )
 
     def body(self) -> dict[str, object]:
         """The error as OpenAI spells it."""
-        default = "invalid_request_error" if self.status < 500 else "server_error"
         return {
             "error": {
                 "message": self.message,
-                "type": TYPES.get(self.status, default),
+                "type": self.kind,
                 "param": self.param,
                 "code": self.code,
             }

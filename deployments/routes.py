@@ -11,24 +11,46 @@ from starlette.responses import Response
 
 from ..runtime.errors import PolypathError
 from .api_settings import ApiSettings
+from .auth import Guard
+from .auth_config import AuthConfig
+from .deadline import Deadline
 from .edge import Edge
 from .errors import ApiError, as_api_error
 from .gateway import Gateway
+from .ledger_link import LedgerLink, LocalLedger
+from .rate_headers import RATE_HEADERS
 from .routes_generate import generation_routes
 from .routes_info import info_routes
 from .routes_tokenize import tokenize_routes
 
-EXPOSED_HEADERS = ("x-request-id", "x-polypath-worker", "x-polypath-path", "retry-after")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "x-polypath-worker",
+    "x-polypath-path",
+    "retry-after",
+    *RATE_HEADERS,
+)
 
 
-def build_api(gateway: Gateway) -> FastAPI:
-    """The whole API. The gateway may gain and lose models and workers while it runs."""
+def build_api(
+    gateway: Gateway, auth: AuthConfig | None = None, ledger: LedgerLink | None = None
+) -> FastAPI:
+    """The whole API. The gateway may gain and lose models and workers while it runs. Without `auth`
+    it is open; without `ledger` this gateway counts alone.
+    """
+    auth = auth or AuthConfig()
+    ledger = ledger or LocalLedger(gateway.id)
     app = FastAPI(
         title="Polypath",
         docs_url=None,  # its pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        middleware=[*_cors(gateway.settings), Middleware(Edge, metrics=gateway.metrics)],
+        middleware=[
+            *_cors(gateway.settings),
+            Middleware(Edge, metrics=gateway.metrics),
+            Middleware(Guard, auth=auth, ledger=ledger),
+            Middleware(Deadline),
+        ],
     )
     for kind in (ApiError, PolypathError):
         app.add_exception_handler(kind, _answer_error)

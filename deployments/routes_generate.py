@@ -14,6 +14,7 @@ from ..runtime.errors import RequestError
 from ..runtime.request import Request
 from .answer import Answer
 from .answer_format import AnswerHead
+from .caller import Caller, caller_of
 from .chat_format import ChatFormat
 from .completion_format import CompletionFormat
 from .gateway import Gateway, ServedModel
@@ -59,7 +60,8 @@ class _Chat:
         arrived_s = time.monotonic()
         gateway = self._gateway
         body = await read_request(ChatBody, request, gateway.settings.max_body_bytes)
-        model = gateway.find_model(body.model)
+        caller = caller_of(request)
+        model = caller.find_model(gateway, body.model)
         gateway.require_workers(model)
         check_tools(body)
         rules = answer_rules(body, model.vocab_size, gateway.settings)
@@ -73,7 +75,7 @@ class _Chat:
         )
         max_tokens = rules.sampling.max_tokens
         check_context(len(prompt.ids), max_tokens, model.max_model_len, "messages")
-        generation = start(gateway, model, [prompt], rules, body, arrived_s)
+        generation = await start(gateway, model, [prompt], rules, body, caller, arrived_s)
         head = AnswerHead(
             "chatcmpl",
             generation,
@@ -106,7 +108,8 @@ class _Completion:
         arrived_s = time.monotonic()
         gateway = self._gateway
         body = await read_request(CompletionBody, request, gateway.settings.max_body_bytes)
-        model = gateway.find_model(body.model)
+        caller = caller_of(request)
+        model = caller.find_model(gateway, body.model)
         gateway.require_workers(model)
         if body.best_of is not None and body.best_of != body.n:
             raise RequestError(
@@ -126,7 +129,7 @@ class _Completion:
         for number, prompt in enumerate(prompts):
             param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
             check_context(len(prompt.ids), rules.sampling.max_tokens, model.max_model_len, param)
-        generation = start(gateway, model, prompts, rules, body, arrived_s)
+        generation = await start(gateway, model, prompts, rules, body, caller, arrived_s)
         options = body.stream_options
         head = AnswerHead("cmpl", generation, model.prompts.tokenizer, stream_options=options)
         has_logprobs = body.logprobs is not None
@@ -134,15 +137,19 @@ class _Completion:
         return GenerationResponse(generation, head, form, is_stream=body.stream)
 
 
-def start(
+async def start(
     gateway: Gateway,
     model: ServedModel,
     prompts: list[Prompt],
     rules: AnswerRules,
     body: GenerationBody,
+    caller: Caller,
     arrived_s: float,
 ) -> Generation:
-    """The engine requests of one API request, ready to run."""
+    """The engine requests of one API request, ready to run. Raises `ApiError` when the caller may
+    not have them, or not now.
+    """
+    priority = caller.priority(body.priority if "priority" in body.model_fields_set else None)
     answers: list[Answer] = []
     name = secrets.token_hex(8)
     for number, prompt in enumerate(prompts):
@@ -151,12 +158,34 @@ def start(
                 id=f"{name}-{len(answers)}",
                 prompt_ids=prompt.ids,
                 sampling=rules.of(number, choice),
-                priority=body.priority,
+                priority=priority,
             )
             answers.append(
                 Answer(len(answers), prompt, engine_request, rules, model.prompts.tokenizer)
             )
+    await reserve(caller, model, prompts, rules, answers)
     return Generation(gateway, model, answers, arrived_s=arrived_s)
+
+
+async def reserve(
+    caller: Caller,
+    model: ServedModel,
+    prompts: list[Prompt],
+    rules: AnswerRules,
+    answers: list[Answer],
+) -> None:
+    """Set aside tokens of the caller's rate: the prompts, and the longest answers they may get."""
+    num_prompt = sum(len(prompt.ids) for prompt in prompts)
+    limit = rules.sampling.max_tokens
+    rooms = (
+        model.max_model_len - len(answer.prompt.ids) if limit is None else limit
+        for answer in answers
+    )
+    await caller.reserve(
+        num_prompt + sum(rooms),
+        lambda: num_prompt + sum(answer.num_tokens for answer in answers),
+        is_named=limit is not None,
+    )
 
 
 def check_capacity(model: ServedModel, num_prompts: int, num_choices: int) -> None:

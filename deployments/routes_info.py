@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from .caller import caller_of
 from .gateway import Gateway, ServedModel, Worker
 from .json_body import JsonObject
 from .json_response import json_response
@@ -28,15 +29,18 @@ def info_routes(gateway: Gateway) -> APIRouter:
     """Everything that is read and changes nothing."""
     router = APIRouter()
 
-    async def front_page(_: HttpRequest) -> Response:
-        return json_response(FRONT_PAGE | {"models": list(gateway.models)})
+    async def front_page(request: HttpRequest) -> Response:
+        models = filter(caller_of(request).may_use, gateway.models)
+        return json_response(FRONT_PAGE | {"models": list(models)})
 
-    async def list_models(_: HttpRequest) -> Response:
-        models = [_model(model) for model in gateway.models.values()]
+    async def list_models(request: HttpRequest) -> Response:
+        caller = caller_of(request)
+        models = [_model(gateway.models[name]) for name in gateway.models if caller.may_use(name)]
         return json_response({"object": "list", "data": models})
 
     async def get_model(request: HttpRequest) -> Response:
-        return json_response(_model(gateway.find_model(request.path_params["model_id"])))
+        name = request.path_params["model_id"]
+        return json_response(_model(caller_of(request).find_model(gateway, name)))
 
     async def health(_: HttpRequest) -> Response:
         report = health_report(gateway, await gateway.all_stats())

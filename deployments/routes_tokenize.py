@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ..runtime.errors import RequestError
+from .caller import caller_of
 from .gateway import Gateway, ServedModel
 from .json_response import json_response
 from .prompts import Prompt, PromptReader
@@ -26,7 +27,7 @@ def tokenize_routes(gateway: Gateway) -> APIRouter:
 
     async def tokenize(request: HttpRequest) -> Response:
         body = await read_request(TokenizeBody, request, gateway.settings.max_body_bytes)
-        model = gateway.find_model(body.model)
+        model = caller_of(request).find_model(gateway, body.model)
         gateway.require_workers(model)
         prompt = await _read(model, body)
         names = None
@@ -43,7 +44,7 @@ def tokenize_routes(gateway: Gateway) -> APIRouter:
 
     async def detokenize(request: HttpRequest) -> Response:
         body = await read_request(DetokenizeBody, request, gateway.settings.max_body_bytes)
-        model = gateway.find_model(body.model)
+        model = caller_of(request).find_model(gateway, body.model)
         gateway.require_workers(model)
         check_prompt_len(len(body.tokens), model.max_model_len, "tokens")
         prompts = model.prompts

@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import torch
 import uvicorn
+from fastapi import FastAPI
 
 from polypath.actors.link import LocalLink
 from polypath.actors.worker import Worker
@@ -40,10 +41,11 @@ async def live_gateway(worker: Worker) -> AsyncIterator[Gateway]:
 
 
 @asynccontextmanager
-async def live_server(gateway: Gateway) -> AsyncIterator[str]:
-    """The URL of a uvicorn that serves the gateway on a free loopback port."""
+async def live_server(served: Gateway | FastAPI) -> AsyncIterator[str]:
+    """The URL of a uvicorn that serves a gateway, or its API, on a free loopback port."""
+    api = build_api(served) if isinstance(served, Gateway) else served
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(build_api(gateway), log_level="warning", lifespan="off", ws="none")
+    config = uvicorn.Config(api, log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
