@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..runtime.tokenizer import Tokenizer
     from .generation import Generation
     from .schema import StreamOptions
+    from .served_worker import Worker
 
 
 class AnswerFormat(Protocol):
@@ -49,6 +50,11 @@ class AnswerHead:
         self._warnings = list(warnings)
         self._num_tokens = [0] * len(generation.answers)
 
+    def _worker(self) -> Worker:
+        worker = self.generation.worker
+        assert worker is not None, "what speaks has been placed"
+        return worker
+
     def fields(self, kind: str, choices: list[JsonObject]) -> JsonObject:
         """A chunk or body of object `kind`."""
         return {
@@ -56,7 +62,7 @@ class AnswerHead:
             "object": kind,
             "created": self.created,
             "model": self.generation.model.name,
-            "system_fingerprint": self.generation.worker.fingerprint,
+            "system_fingerprint": self._worker().fingerprint,
             "choices": choices,
         }
 
@@ -87,13 +93,15 @@ class AnswerHead:
 
     def served(self) -> JsonObject:
         """The field `polypath`: what really served this answer."""
-        worker = self.generation.worker
+        worker = self._worker()
         served: JsonObject = {
             "worker": worker.id,
             "plan": worker.fingerprint,
             "steps": self.generation.steps(),
-            "trail": [worker.id],
+            "trail": self.generation.trail(),
         }
+        if resumed := self.generation.resumed():
+            served["resumed"] = resumed
         seeds = {answer.request.sampling.seed for answer in self.generation.answers}
         if len(seeds) == 1:
             served["seed"] = next(iter(seeds))

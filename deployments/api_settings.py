@@ -29,8 +29,16 @@ class ApiSettings:
     stats_timeout_s: float = 5.0  # for one worker's answer to /health, /metrics and /v1/paths
     heartbeat_limit_s: float = 60.0  # a step loop with work that is silent for longer is unhealthy
     tokenizer_threads: int = 2
+    max_queued: int = 256  # answers that wait at this gateway for a worker of one model
+    queue_headers_after_s: float = 15.0  # a stream still in the queue sends its headers then
+    max_resumes: int = 3  # workers that may fail one answer before it is given up
+    max_refusals: int = 4  # full workers that may refuse one answer before that is a 429
+    stranded_s: float = 5.0  # an answer that no worker can take on waits so long for one to come
+    same_class_s: float = 2.0  # a resumed answer waits so long for room on a worker of its class
+    silence_s: float = 2.0  # a worker that sends nothing for so long is asked whether it lives
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_choices", "max_stop_strings", "tokenizer_threads"):
+        least_one = ("max_body_bytes", "max_choices", "max_stop_strings", "tokenizer_threads")
+        for name in (*least_one, "max_queued"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -1,4 +1,4 @@
-"""The gateway: which models are served, by which workers, and which of them takes a request."""
+"""The gateway: which models are served, by which workers; owns the queue of each model."""
 
 from __future__ import annotations
 
@@ -9,39 +9,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import EngineError, RequestError
+from .answer_length import AnswerLength
 from .api_settings import ApiSettings
 from .errors import ApiError, retry_after
 from .metrics import GatewayMetrics
 from .prompts import PromptReader
+from .router import RoutingRules
+from .served_worker import Worker
+from .waiting import Limits, Line
 
 if TYPE_CHECKING:
     from ..actors.link import WorkerLink
     from ..runtime.chat_template import ChatTemplate
     from ..runtime.checkpoint.source import Checkpoint
     from ..runtime.tokenizer import Tokenizer
-
-
-@dataclass(kw_only=True, slots=True)
-class Worker:
-    """A worker as the gateway sees it: its link, what it said of itself, what we gave it."""
-
-    link: WorkerLink
-    id: str
-    model: str
-    fingerprint: str
-    max_model_len: int  # tokens
-    vocab_size: int
-    capacity: int  # requests it runs and queues at most
-    paths: dict[str, str]  # mode -> name of the planned path
-    description: dict[str, Any]  # JSON: everything else, for /v1/paths
-    num_in_flight: int = 0  # requests of this gateway that it runs or queues
-
-    @property
-    def path_header(self) -> str:
-        """The planned path; where modes differ, each with its own."""
-        if len(set(self.paths.values())) == 1:
-            return next(iter(self.paths.values()))
-        return ", ".join(f"{mode}={name}" for mode, name in self.paths.items())
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,6 +34,13 @@ class ServedModel:
     facts: tuple[str, ...] = ()  # one-line facts about tokenizer and template
     created: int = field(default_factory=lambda: int(time.time()))
     workers: dict[str, Worker] = field(default_factory=dict)  # by worker id
+    rules: RoutingRules = field(default_factory=RoutingRules)
+    limits: Limits = field(default_factory=Limits)  # of its queue
+    lengths: AnswerLength = field(default_factory=AnswerLength)
+    line: Line = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.line = Line(self.workers, self.limits)
 
     @property
     def max_model_len(self) -> int:
@@ -85,17 +73,33 @@ class Gateway:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
         facts: tuple[str, ...] = (),
+        rules: RoutingRules | None = None,
     ) -> ServedModel:
-        """Serve `name` as soon as it has a worker."""
+        """Serve `name` as soon as it has a worker, spread over workers by `rules`."""
         prompts = PromptReader(
             tokenizer, chat_template, num_threads=self.settings.tokenizer_threads
         )
-        model = ServedModel(name=name, prompts=prompts, facts=facts)
+        model = ServedModel(
+            name=name,
+            prompts=prompts,
+            facts=facts,
+            rules=rules or RoutingRules(),
+            limits=Limits(
+                max_queued=self.settings.max_queued,
+                stranded_s=self.settings.stranded_s,
+                same_class_s=self.settings.same_class_s,
+            ),
+        )
         self.models[name] = model
         return model
 
     def add_checkpoint(
-        self, checkpoint: Checkpoint, *, name: str | None = None, chat_template: str | None = None
+        self,
+        checkpoint: Checkpoint,
+        *,
+        name: str | None = None,
+        chat_template: str | None = None,
+        rules: RoutingRules | None = None,
     ) -> ServedModel:
         """Serve the text side of a checkpoint under `name` (its own name by default)."""
         return self.add_model(
@@ -103,6 +107,7 @@ class Gateway:
             checkpoint.tokenizer(),
             checkpoint.chat_template(chat_template),
             tuple(checkpoint.text_facts),
+            rules,
         )
 
     async def add_worker(self, link: WorkerLink) -> Worker:
@@ -113,24 +118,16 @@ class Gateway:
             raise EngineError(
                 f"a worker serves {said['model']!r}, which this gateway does not know"
             )
-        worker = Worker(
-            link=link,
-            id=said["worker_id"],
-            model=said["model"],
-            fingerprint=said["fingerprint"],
-            max_model_len=said["max_model_len"],
-            vocab_size=said["vocab_size"],
-            capacity=said["max_num_seqs"] + said["max_waiting"],
-            paths=dict(said["path"]),
-            description=said,
-        )
+        worker = Worker.of(link, said)
         model.workers[worker.id] = worker
+        model.line.changed()
         return worker
 
     def remove_worker(self, worker_id: str) -> None:
         """Send a worker nothing more; its running streams go on. An unknown id is nothing."""
         for model in self.models.values():
-            model.workers.pop(worker_id, None)
+            if model.workers.pop(worker_id, None) is not None:
+                model.line.changed()
 
     def find_model(self, name: str | None) -> ServedModel:
         """The model a request names, or the only one. Raises `RequestError`, `ApiError` 404."""
@@ -159,11 +156,9 @@ class Gateway:
                 headers=retry_after(5.0),
             )
 
-    def pick_worker(self, model: ServedModel, num_tokens: int) -> Worker:
-        """The least loaded worker whose context holds `num_tokens`. Raises `ApiError` 503."""
-        self.require_workers(model)
-        fits = [worker for worker in model.workers.values() if worker.max_model_len >= num_tokens]
-        return min(fits or model.workers.values(), key=lambda worker: worker.num_in_flight)
+    def queue_time_s(self, model: str) -> float:
+        """Seconds that a new answer of this model is likely to wait here for a worker."""
+        return self.models[model].line.queue_time_s()
 
     def all_workers(self) -> list[Worker]:
         """Every worker of every model."""
@@ -178,9 +173,11 @@ class Gateway:
     async def _stats(self, worker: Worker) -> dict[str, Any] | None:  # JSON
         try:
             async with asyncio.timeout(self.settings.stats_timeout_s):
-                return await worker.link.stats()
+                stats = await worker.link.stats()
         except (TimeoutError, EngineError):
             return None
+        worker.observe(stats)
+        return stats
 
     def close(self) -> None:
         """Let the tokenizer threads go."""

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ..runtime.errors import EngineError
-from ..runtime.request import FinishReason, RequestOutput, StepCount
+from ..runtime.errors import QueueFullError
+from ..runtime.request import FinishReason, RequestOutput
 from .answer import Answer, Piece
+from .resume import Attempts
+from .route_wish import ROUTE, RouteWish
 
 if TYPE_CHECKING:
-    from ..actors.link import WorkerLink
-    from .gateway import Gateway, ServedModel, Worker
+    from .gateway import Gateway, ServedModel
+    from .router import Decision
+    from .served_worker import Worker
+
+MAX_ROUTE_HEADER = 4096  # characters; proxies refuse large headers
 
 
 class Generation:
-    """Runs `answers` on one worker; leaving the context cancels whatever still runs there.
+    """Runs `answers` on the workers that the router picks; leaving the context cancels whatever
+    still waits or runs.
 
     Use: `async with generation:`, then `await generation.begin()`, then iterate `batches()`. The
     first error of any answer ends all of them and is raised there.
     """
-
-    worker: Worker  # picked when the generation is entered
 
     def __init__(
         self,
@@ -34,26 +38,65 @@ class Generation:
         answers: Sequence[Answer],
         *,
         arrived_s: float,  # of the monotonic clock
+        wish: RouteWish | None = None,
     ) -> None:
         self.model = model
         self.answers = tuple(answers)
+        self._wish = wish or RouteWish()
         self._gateway = gateway
         self._settings = gateway.settings
         self._metrics = gateway.metrics
         self._arrived_s = arrived_s
+        self._worker: Worker | None = None  # the first that gave a token
+        self._attempts: list[Attempts] = []
+        self._placed = asyncio.Event()
         self._inbox: asyncio.Queue[list[Piece] | BaseException] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        num_tokens = max(len(answer.prompt.ids) for answer in self.answers)
-        num_tokens += self.answers[0].request.sampling.max_tokens or 0
-        self.worker = self._gateway.pick_worker(self.model, num_tokens)
-        self.worker.num_in_flight += len(self.answers)
-        self._metrics.observe_queue(self.model.name, time.monotonic() - self._arrived_s)
-        self._tasks = [asyncio.create_task(self._generate(answer)) for answer in self.answers]
+        try:
+            self.model.line.require_space(len(self.answers))
+        except QueueFullError:
+            self._metrics.count_refused(self.model.name, "queue_full")
+            raise
+        self._attempts = [self._begin(answer) for answer in self.answers]
+        self._tasks = [
+            asyncio.create_task(self._generate(answer, attempts))
+            for answer, attempts in zip(self.answers, self._attempts, strict=True)
+        ]
         for task in self._tasks:
             task.add_done_callback(self._hand_over_error)
         return self
+
+    def _begin(self, answer: Answer) -> Attempts:
+        request = answer.request
+        return Attempts(
+            request,
+            self._wish.needs(len(request.prompt_ids), request.sampling),
+            line=self.model.line,
+            rules=self._wish.rules(self.model.rules),
+            lengths=self.model.lengths,
+            settings=self._settings,
+            metrics=self._metrics,
+            model=self.model.name,
+            arrived_s=self._arrived_s,
+            on_change=self._note_change,
+        )
+
+    def _note_change(self) -> None:
+        """An answer was given to a worker, or came back from it."""
+        if any(attempts.is_running for attempts in self._attempts):
+            self._placed.set()
+        else:
+            self._placed.clear()
+
+    @property
+    def worker(self) -> Worker | None:
+        """The first that gave a token; until then one that was chosen, None while all wait."""
+        if self._worker is not None:
+            return self._worker
+        chosen = (attempts.worker for attempts in self._attempts)
+        return next((worker for worker in chosen if worker is not None), None)
 
     async def __aexit__(
         self,
@@ -64,20 +107,41 @@ class Generation:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.worker.num_in_flight -= len(self.answers)
         self._metrics.observe_request(self.model.name, time.monotonic() - self._arrived_s)
 
     async def begin(self) -> None:
-        """Wait for the first tokens, not for long: an error until here still has its own status."""
+        """Wait until a worker has an answer, and then for its first tokens, neither for too long:
+        an error until here still has its own status.
+        """
+        first = asyncio.ensure_future(self._inbox.get())
+        latest_s = time.monotonic() + self._settings.queue_headers_after_s
         try:
-            async with asyncio.timeout(self._settings.headers_after_s):
-                first = await self._inbox.get()
-        except TimeoutError:
-            return
-        pieces, error = self._collect(first)
-        if error is not None:
+            while not first.done() and time.monotonic() < latest_s:
+                await self._wait_for_place(first, latest_s - time.monotonic())
+                await asyncio.wait({first}, timeout=self._settings.headers_after_s)
+                if self._placed.is_set():  # and not refused again by a full worker
+                    break
+            if not first.done():
+                return
+        finally:
+            first.cancel()
+        pieces, error = self._collect(first.result())
+        if error is not None and not pieces:
             raise error
         self._inbox.put_nowait(pieces)
+        if error is not None:
+            self._inbox.put_nowait(error)
+
+    async def _wait_for_place(
+        self, first: asyncio.Future[list[Piece] | BaseException], timeout_s: float
+    ) -> None:
+        placed = asyncio.ensure_future(self._placed.wait())
+        try:
+            await asyncio.wait(
+                {first, placed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            placed.cancel()
 
     async def batches(self) -> AsyncIterator[list[Piece]]:
         """Pieces of all answers, everything that is ready at once; ends when every answer has."""
@@ -106,35 +170,21 @@ class Generation:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._inbox.put_nowait(error)
 
-    async def _generate(self, answer: Answer) -> None:
-        link = self.worker.link
+    async def _generate(self, answer: Answer, attempts: Attempts) -> None:
         last_s: float | None = None
-        async with aclosing(link.generate(answer.request)) as outputs:
-            async for output in outputs:
-                _raise_failure(output)
-                if output.token_ids:
-                    last_s = self._observe(last_s)
-                self._inbox.put_nowait(answer.take(output))
-                if answer.is_stopped and answer.finish_reason is None:
-                    answer.steps = output.steps or await self._wind_down(answer, link, outputs)
-                    self._inbox.put_nowait([answer.close(FinishReason.STOP.value)])
-                if answer.finish_reason is not None:
-                    return
-        raise EngineError("the worker's stream ended before the answer did")
 
-    async def _wind_down(
-        self, answer: Answer, link: WorkerLink, outputs: AsyncIterator[RequestOutput]
-    ) -> tuple[StepCount, ...]:
-        """Cancel in the engine what a stop string ended, and wait a little for its step counts."""
-        try:
-            async with asyncio.timeout(self._settings.cancel_grace_s):
-                await link.cancel(answer.request.id)
-                async for output in outputs:
-                    if output.finish_reason is not None:
-                        return output.steps
-        except (TimeoutError, EngineError):
-            pass  # the answer is whole; only its counts are missing, and closing the stream cancels
-        return ()
+        def take(output: RequestOutput) -> bool:
+            nonlocal last_s
+            self._worker = self._worker or attempts.worker
+            if output.token_ids:
+                last_s = self._observe(last_s)
+            self._inbox.put_nowait(answer.take(output))
+            return answer.is_stopped
+
+        answer.steps = await attempts.run(take)
+        if answer.finish_reason is None:
+            self._inbox.put_nowait([answer.close(FinishReason.STOP.value)])
+        self.model.lengths.observe(answer.num_tokens)
 
     def _observe(self, last_s: float | None) -> float:
         now_s = time.monotonic()
@@ -143,6 +193,31 @@ class Generation:
         else:
             self._metrics.observe_inter_token(self.model.name, now_s - last_s)
         return now_s
+
+    def route_headers(self) -> dict[str, str]:
+        """What is known of the way when the headers leave; the whole way is `polypath.trail`."""
+        worker = self.worker
+        if worker is None:
+            return {}  # it still waits in the queue
+        headers = {"x-polypath-worker": worker.id, "x-polypath-path": worker.path_header}
+        decided = (attempts for attempts in self._attempts if attempts.decision is not None)
+        first = next(decided, None)
+        if self._wish.explains and first is not None and first.decision is not None:
+            headers[ROUTE] = _route_header(first.decision, first.waited_s)
+        return headers
+
+    def trail(self) -> list[str]:
+        """The workers that had a part in these answers, in the order in which they came in."""
+        visits = [visit for attempts in self._attempts for visit in attempts.visits]
+        return list(dict.fromkeys(visit.worker.id for visit in visits))
+
+    def resumed(self) -> list[dict[str, Any]]:  # JSON
+        """Every change of worker in the middle of an answer, and what changed with it."""
+        return [
+            {"index": answer.index, **visit.to_json(before)}
+            for answer, attempts in zip(self.answers, self._attempts, strict=True)
+            for before, visit in zip(attempts.visits, attempts.visits[1:], strict=False)
+        ]
 
     def steps(self) -> list[dict[str, object]]:
         """What really served: forward passes by mode, runner and reason, over all answers."""
@@ -157,9 +232,12 @@ class Generation:
         ]
 
 
-def _raise_failure(output: RequestOutput) -> None:
-    """An answer that the engine gave up is an error, not a short answer."""
-    if output.finish_reason is FinishReason.ERROR:
-        raise EngineError(output.error or "a step of the engine failed")
-    if output.finish_reason is FinishReason.CANCELLED:
-        raise EngineError(output.error or "the worker gave the answer up; ask again")
+def _route_header(decision: Decision, waited_s: float) -> str:
+    """The decision as JSON in ASCII; of very many workers only as many as fit."""
+    said = decision.to_json(waited_s)
+    text = json.dumps(said, separators=(",", ":"))
+    while len(text) > MAX_ROUTE_HEADER and said["candidates"]:
+        said["candidates"].pop()
+        said["left_out"] = said.get("left_out", 0) + 1
+        text = json.dumps(said, separators=(",", ":"))
+    return text

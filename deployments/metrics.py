@@ -48,6 +48,25 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
+        self._routes = Counter(
+            "polypath_gateway_routes",
+            "Answers handed to a worker, by the rule that chose it",
+            ("gateway", "model", "reason"),
+            registry=self.registry,
+        )
+        self._lost = Counter(
+            "polypath_gateway_lost_attempts",
+            "Answers that a worker did not end: refused, failed or moved",
+            ("gateway", "model", "kind"),
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "polypath_gateway_refused_answers",
+            "Answers that found no place: queue_full, no_capable_worker, no_worker",
+            ("gateway", "model", "kind"),
+            registry=self.registry,
+        )
+
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(
             f"polypath_gateway_{name}_seconds",
@@ -72,6 +91,18 @@ class GatewayMetrics:
     def observe_request(self, model: str, seconds: float) -> None:
         """A request ended, well or not."""
         self._whole.labels(self._gateway, model).observe(seconds)
+
+    def count_route(self, model: str, reason: str) -> None:
+        """An answer was handed to a worker."""
+        self._routes.labels(self._gateway, model, reason).inc()
+
+    def count_lost(self, model: str, kind: str) -> None:
+        """A worker refused, failed or handed over an answer that it had been given."""
+        self._lost.labels(self._gateway, model, kind).inc()
+
+    def count_refused(self, model: str, kind: str) -> None:
+        """An answer found no worker or no place in the queue."""
+        self._refused.labels(self._gateway, model, kind).inc()
 
     def count_response(self, route: str, status: int) -> None:
         """An HTTP response began."""

@@ -27,6 +27,7 @@ EXPOSED_HEADERS = (
     "x-request-id",
     "x-polypath-worker",
     "x-polypath-path",
+    "x-polypath-route",
     "retry-after",
     *RATE_HEADERS,
 )

@@ -21,6 +21,7 @@ from .gateway import Gateway, ServedModel
 from .generation import Generation
 from .json_body import json_type
 from .prompts import Prompt
+from .route_wish import RouteWish, read_wish
 from .sampling import AnswerRules, answer_rules, check_context
 from .schema import GenerationBody, body_schema, found_value, read_request
 from .schema_chat import ChatBody
@@ -60,7 +61,7 @@ class _Chat:
         arrived_s = time.monotonic()
         gateway = self._gateway
         body = await read_request(ChatBody, request, gateway.settings.max_body_bytes)
-        caller = caller_of(request)
+        caller, wish = caller_of(request), read_wish(request.headers)
         model = caller.find_model(gateway, body.model)
         gateway.require_workers(model)
         check_tools(body)
@@ -75,7 +76,7 @@ class _Chat:
         )
         max_tokens = rules.sampling.max_tokens
         check_context(len(prompt.ids), max_tokens, model.max_model_len, "messages")
-        generation = await start(gateway, model, [prompt], rules, body, caller, arrived_s)
+        generation = await start(gateway, model, [prompt], rules, body, caller, arrived_s, wish)
         head = AnswerHead(
             "chatcmpl",
             generation,
@@ -108,7 +109,7 @@ class _Completion:
         arrived_s = time.monotonic()
         gateway = self._gateway
         body = await read_request(CompletionBody, request, gateway.settings.max_body_bytes)
-        caller = caller_of(request)
+        caller, wish = caller_of(request), read_wish(request.headers)
         model = caller.find_model(gateway, body.model)
         gateway.require_workers(model)
         if body.best_of is not None and body.best_of != body.n:
@@ -129,7 +130,7 @@ class _Completion:
         for number, prompt in enumerate(prompts):
             param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
             check_context(len(prompt.ids), rules.sampling.max_tokens, model.max_model_len, param)
-        generation = await start(gateway, model, prompts, rules, body, caller, arrived_s)
+        generation = await start(gateway, model, prompts, rules, body, caller, arrived_s, wish)
         options = body.stream_options
         head = AnswerHead("cmpl", generation, model.prompts.tokenizer, stream_options=options)
         has_logprobs = body.logprobs is not None
@@ -145,6 +146,7 @@ async def start(
     body: GenerationBody,
     caller: Caller,
     arrived_s: float,
+    wish: RouteWish,
 ) -> Generation:
     """The engine requests of one API request, ready to run. Raises `ApiError` when the caller may
     not have them, or not now.
@@ -164,7 +166,7 @@ async def start(
                 Answer(len(answers), prompt, engine_request, rules, model.prompts.tokenizer)
             )
     await reserve(caller, model, prompts, rules, answers)
-    return Generation(gateway, model, answers, arrived_s=arrived_s)
+    return Generation(gateway, model, answers, arrived_s=arrived_s, wish=wish)
 
 
 async def reserve(

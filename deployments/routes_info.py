@@ -10,10 +10,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from .caller import caller_of
-from .gateway import Gateway, ServedModel, Worker
+from .gateway import Gateway, ServedModel
 from .json_body import JsonObject
 from .json_response import json_response
 from .metrics import WorkerStats
+from .served_worker import Worker
 
 READ = ["GET"]  # and HEAD: edge.py
 FRONT_PAGE = {

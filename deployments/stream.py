@@ -91,8 +91,7 @@ class GenerationResponse(Response):
         return [usage]
 
     def _headers(self) -> dict[str, str]:
-        worker = self._generation.worker
-        return {"x-polypath-worker": worker.id, "x-polypath-path": worker.path_header}
+        return self._generation.route_headers()
 
 
 def event(chunk: JsonObject) -> bytes:

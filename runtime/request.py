@@ -14,13 +14,14 @@ from .errors import RequestError
 
 class FinishReason(StrEnum):
     """Why a request ended. `stop`: an end token or stop token id; stop strings are matched by the
-    detokenizer's owner.
+    detokenizer's owner. `moved`: its worker drains, and another one is to take it up from here.
     """
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    MOVED = "moved"
 
 
 INTEGERS = ("top_k", "seed", "choice", "min_tokens")  # of SamplingParams; never None

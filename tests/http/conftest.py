@@ -31,7 +31,7 @@ async def serve(tiny: Checkpoint) -> AsyncIterator[Serve]:
     gateways: list[Gateway] = []
 
     async def serve(*links: FakeLink, settings: ApiSettings | None = None) -> Gateway:
-        gateway = Gateway(settings)
+        gateway = Gateway(settings or ApiSettings(stranded_s=0.0))
         gateways.append(gateway)
         gateway.add_checkpoint(tiny, name="tiny")
         for link in links:

@@ -1,0 +1,216 @@
+"""The gateway's finite queue of one model: answers wait here until a worker has room for them."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from ..runtime.errors import QueueFullError
+from .errors import ApiError, retry_after
+from .needs import no_capable_worker
+from .router import Ask, Decision, Forecasts, choose
+from .served_worker import Job, Worker
+
+LOOK_AHEAD = 64  # waiting answers that one pass counts for workers that they wait for
+TICK_S = 0.05  # while answers wait: other gateways' load changes without a word to us
+
+OnPlaced = Callable[[Decision, float], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Of the queue of one model."""
+
+    max_queued: int = 256  # answers
+    stranded_s: float = 5.0  # an answer that no worker can take waits so long for one to come
+    same_class_s: float = 2.0  # a resumed answer waits so long for room on a worker of its class
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Ticket:
+    """One answer that waits; smaller `order` goes first."""
+
+    ask: Ask
+    order: tuple[int, float, int]  # priority, arrival, number
+    future: asyncio.Future[Job]
+    since_s: float  # of the loop's clock
+    decision: Decision | None = None
+    last_error: Exception | None = None  # of the worker that failed it
+    stranded_since_s: float | None = None  # no worker can take it since then
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it waits for nothing but room for a new answer."""
+        is_decided = self.decision is not None and self.stranded_since_s is None
+        return is_decided and not self.ask.is_resumed
+
+
+class Line:
+    """Places answers on workers, in order of priority and arrival; belongs to one event loop.
+
+    An answer that waits for a fast worker does not keep a later one from another worker, and a
+    later one never takes the place that an earlier one waits for.
+    """
+
+    def __init__(self, workers: Mapping[str, Worker], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._workers = workers
+        self._tickets: list[Ticket] = []  # by order
+        self._numbers = count()
+        self._wait_s = 0.0  # moving average of how long placed answers had waited
+        self._pass: asyncio.Handle | None = None
+        self._tick: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def queue_time_s(self) -> float:
+        """Seconds that a new answer is likely to wait: what the last ones waited, or the oldest
+        still waits; 0.0 while nothing waits.
+        """
+        if not self._tickets:
+            return 0.0
+        oldest = min(ticket.since_s for ticket in self._tickets)
+        return max(self._wait_s, asyncio.get_running_loop().time() - oldest)
+
+    def require_space(self, num_answers: int) -> None:
+        """Raise `QueueFullError` when so many new answers are more than can start or wait."""
+        now_s = asyncio.get_running_loop().time()
+        forecasts = Forecasts(now_s)
+        left = self.limits.max_queued - len(self._tickets)
+        if num_answers <= left:
+            return
+        for worker in self._workers.values() if not self._tickets else ():
+            if forecasts.of(worker).why_full(1, now_s) is None:
+                left += max(1, worker.concurrency - worker.num_busy(now_s))
+        if num_answers > left:
+            raise QueueFullError(
+                f"{len(self._tickets)} answers wait here, and the limit is "
+                f"{self.limits.max_queued}; try again later",
+                max(1.0, self.queue_time_s()),
+            )
+
+    async def place(
+        self,
+        ask: Ask,
+        *,
+        priority: int = 0,
+        arrived_s: float,
+        last_error: Exception | None = None,
+        on_placed: OnPlaced | None = None,
+    ) -> Job:
+        """Wait for a worker; the caller ends the job. Cancelling leaves the queue.
+
+        Raises `RequestError` when no worker could ever serve this, `ApiError` 503 or `last_error`
+        when there is none now.
+        """
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(
+            ask=ask,
+            order=(priority, arrived_s, next(self._numbers)),
+            future=loop.create_future(),
+            since_s=loop.time(),
+            last_error=last_error,
+        )
+        bisect.insort(self._tickets, ticket, key=lambda each: each.order)
+        self._dispatch()
+        try:
+            job = await ticket.future
+        except asyncio.CancelledError:
+            self._leave(ticket)
+            raise
+        if on_placed is not None and ticket.decision is not None:
+            on_placed(ticket.decision, loop.time() - ticket.since_s)
+        return job
+
+    def _leave(self, ticket: Ticket) -> None:
+        if ticket in self._tickets:
+            self._tickets.remove(ticket)
+        if ticket.future.done() and not ticket.future.cancelled() and not ticket.future.exception():
+            ticket.future.result().end()  # placed in the moment in which the client left
+        self.changed()
+
+    def changed(self) -> None:
+        """A worker came, went, or has room: look again, once for all that happens in this turn."""
+        if self._tickets and self._pass is None:
+            self._pass = asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        """One pass: place what can start, count what waits against the worker it waits for."""
+        if self._pass is not None:
+            self._pass.cancel()
+            self._pass = None
+        loop = asyncio.get_running_loop()
+        forecasts = Forecasts(loop.time())
+        num_waiting = 0
+        has_room = forecasts.have_room(self._workers.values())
+        for ticket in tuple(self._tickets):
+            if num_waiting > LOOK_AHEAD:
+                break
+            if not has_room and ticket.is_settled:
+                continue
+            if self._try(ticket, forecasts):
+                has_room = forecasts.have_room(self._workers.values())
+            else:
+                num_waiting += 1
+        self._keep_ticking(loop)
+
+    def _try(self, ticket: Ticket, forecasts: Forecasts) -> bool:
+        """Place one answer or give it up; False: it goes on waiting, and is counted where."""
+        ask = ticket.ask
+        if ask.is_resumed:
+            waited_s = forecasts.now_s - ticket.since_s
+            ask.may_change_class = waited_s >= self.limits.same_class_s
+        ticket.decision = decision = choose(ask, self._workers.values(), forecasts)
+        worker = decision.worker
+        if worker is None:
+            return self._is_given_up(ticket, forecasts.now_s)
+        ticket.stranded_since_s = None
+        if not decision.can_start:
+            forecasts.of(worker).add(ask.num_prompt, ask.num_answer)
+            return False
+        job = Job(worker=worker, num_uncomputed=ask.num_prompt, num_expected=ask.num_answer)
+        worker.jobs.add(job)
+        forecasts.forget(worker)
+        waited_s = forecasts.now_s - ticket.since_s
+        self._wait_s += 0.2 * (waited_s - self._wait_s)
+        self._end(ticket)
+        ticket.future.set_result(job)
+        return True
+
+    def _is_given_up(self, ticket: Ticket, now_s: float) -> bool:
+        """No worker can take it: at once the client's fault, or ours after a while."""
+        workers = list(self._workers.values())
+        is_new = ticket.last_error is None and not ticket.ask.is_resumed
+        if workers and is_new and all(ticket.ask.needs.why_not(worker) for worker in workers):
+            self._end(ticket)
+            ticket.future.set_exception(no_capable_worker(ticket.ask.needs, workers))
+            return True
+        if ticket.stranded_since_s is None:
+            ticket.stranded_since_s = now_s
+        if now_s - ticket.stranded_since_s < self.limits.stranded_s:
+            return False
+        self._end(ticket)
+        ticket.future.set_exception(ticket.last_error or no_worker())
+        return True
+
+    def _end(self, ticket: Ticket) -> None:
+        self._tickets.remove(ticket)
+
+    def _keep_ticking(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick = loop.call_later(TICK_S, self._dispatch) if self._tickets else None
+
+
+def no_worker() -> ApiError:
+    """The 503 for an answer that nobody can give right now."""
+    return ApiError(
+        503,
+        "No worker can take this request right now; try again shortly.",
+        code="no_worker",
+        headers=retry_after(5.0),
+    )
