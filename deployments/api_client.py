@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import httpx
 
 from ..runtime.errors import PolypathError
+from .config import api_key
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -18,16 +20,21 @@ class ApiClientError(PolypathError):
 
 
 class ApiClient:
-    """Talks to one server. `url` may end in /v1 or not."""
+    """Talks to one server. `url` may end in /v1 or not; the key is by default POLYPATH_API_KEY."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         if "://" not in self.url:
             self.url = f"http://{self.url}"
         # An answer may take as long as it takes; only reaching the server must be quick.
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
         # Proxies are for the world outside, and httpx would send even loopback through them.
-        self._client = httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
+        self._client = httpx.Client(
+            base_url=self.url, timeout=timeout, trust_env=False, verify=_trust(self.url)
+        )
+        key = api_key() if key is None else key
+        if key:
+            self._client.headers["Authorization"] = f"Bearer {key}"
 
     def __enter__(self) -> ApiClient:
         return self
@@ -65,6 +72,11 @@ class ApiClient:
             raise self._unreachable(error) from None
 
     def _unreachable(self, error: Exception) -> ApiClientError:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return ApiClientError(
+                f"the certificate of {self.url} is not trusted ({error}); if it is yours, name "
+                "its file in SSL_CERT_FILE"
+            )
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return ApiClientError(
                 f"nothing answers at {self.url}; start it with `polypath serve`, or name "
@@ -73,6 +85,11 @@ class ApiClient:
         return ApiClientError(
             f"the connection to {self.url} failed: {error or type(error).__name__}"
         )
+
+
+def _trust(url: str) -> ssl.SSLContext | bool:
+    """Whom to believe: this machine's certificates, and what SSL_CERT_FILE names."""
+    return ssl.create_default_context() if url.startswith("https:") else True
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:

@@ -5,12 +5,13 @@ A raw key stands nowhere: not here, not in an error about a wrong entry, not in 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..runtime.errors import ConfigurationError
 
@@ -33,22 +34,39 @@ class KeyConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._\-]{1,64}$")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9._\-]{1,64}$", description="What people call it; no secret."
+    )
     hash: str = Field(pattern=f"^{HASH.pattern}$", description="SHA-256 of the key, in hex")
-    role: Role = Role.INFERENCE
-    models: tuple[str, ...] | None = None  # names it may use; None for all
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    tokens_per_minute: int | None = Field(default=None, ge=1)  # prompt and generated together
-    max_concurrent: int | None = Field(default=None, ge=1)  # requests at once
-    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    """Of requests that name none, and the most urgent (smallest) that they may name."""
+    role: Role = Field(default=Role.INFERENCE, description="inference, or admin for all.")
+    models: tuple[str, ...] | None = Field(
+        default=None, description="Names of models it may use; all if not given."
+    )
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, strict=True, description="Requests of any 60 s."
+    )
+    tokens_per_minute: int | None = Field(
+        default=None, ge=1, strict=True, description="Prompt and generated tokens of any 60 s."
+    )
+    max_concurrent: int | None = Field(
+        default=None, ge=1, strict=True, description="Requests at once."
+    )
+    priority: int = Field(
+        default=0,
+        ge=-(2**31),
+        lt=2**31,
+        strict=True,
+        description="Of requests that name none, and the most urgent (smallest) they may name.",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _hide(cls, data: Any) -> Any:  # whatever the config holds
         """What may be a raw key by mistake must not reach an error's text, which quotes input."""
-        if not isinstance(data, dict):
+        if isinstance(data, KeyConfig):
             return data
+        if not isinstance(data, dict):
+            return {}
         hidden = {
             key: value if key in cls.model_fields else LEFT_OUT for key, value in data.items()
         }
@@ -69,7 +87,19 @@ class AuthConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    keys: tuple[KeyConfig, ...] = ()
+    keys: tuple[KeyConfig, ...] = Field(default=(), description="API keys, by their hashes.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hide(cls, data: Any) -> Any:  # whatever the config holds
+        """As for a key: nothing that may be one is quoted."""
+        if isinstance(data, AuthConfig):
+            return data
+        if not isinstance(data, dict):
+            return {LEFT_OUT: None}
+        keys = data.get("keys", ())
+        hidden = dict.fromkeys(data, LEFT_OUT)
+        return hidden | {"keys": keys if isinstance(keys, list | tuple) else LEFT_OUT}
 
     @model_validator(mode="after")
     def _distinct(self) -> AuthConfig:
@@ -89,6 +119,18 @@ class AuthConfig(BaseModel):
     def has_limits(self) -> bool:
         """Whether any key's use is counted."""
         return any(key.has_limits for key in self.keys)
+
+
+def with_environment(auth: AuthConfig, environ: Mapping[str, str] = os.environ) -> AuthConfig:
+    """`auth` with the keys of the environment beside its own. Raises ConfigurationError."""
+    more = keys_from_environment(environ)
+    if not more:
+        return auth
+    try:
+        return AuthConfig(keys=(*auth.keys, *more))
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigurationError(f"keys of the config and the environment: {reason}") from None
 
 
 def keys_from_environment(environ: Mapping[str, str]) -> tuple[KeyConfig, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..runtime.errors import ConfigurationError
+from .tls import TlsFiles
 
 APP_NAME = "polypath"
 DEFAULT_HOST = "127.0.0.1"
@@ -37,6 +38,7 @@ class ServeConfig:
     port: int = DEFAULT_PORT  # 0 picks a free one
     address: str | None = None  # of the Ray cluster to join; None starts a Ray of our own
     address_origin: str = "--address"  # where `address` was given, for messages
+    tls: TlsFiles | None = None  # HTTPS instead of HTTP
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -45,6 +47,13 @@ class ServeConfig:
             raise ConfigurationError(
                 f"--port is {self.port}; it must be between 1 and 65535, or 0 for any free port"
             )
+
+
+def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The API key that commands send to a server: of the environment, since arguments stand in the
+    list of processes.
+    """
+    return environ.get("POLYPATH_API_KEY") or None
 
 
 def cluster_address(

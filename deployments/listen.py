@@ -23,12 +23,18 @@ def claim(host: str, port: int) -> tuple[str, int]:
     return addresses[0][1], port
 
 
-def url(host: str, port: int) -> str:
+def url(host: str, port: int, *, is_tls: bool = False) -> str:
     """What to type into a client: brackets round IPv6, loopback for "all addresses"."""
     ip = ipaddress.ip_address(host)
     if ip.is_unspecified:
         ip = ipaddress.ip_address("127.0.0.1" if ip.version == 4 else "::1")
-    return f"http://[{ip}]:{port}" if ip.version == 6 else f"http://{ip}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{ip}]:{port}" if ip.version == 6 else f"{scheme}://{ip}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an IP address."""
+    return ipaddress.ip_address(host).is_loopback
 
 
 def warning(host: str, port: int) -> str | None:

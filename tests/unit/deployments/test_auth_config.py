@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from polypath.deployments.auth_config import AuthConfig, KeyConfig, Role, keys_from_environment
+from polypath.deployments.auth_config import (
+    AuthConfig,
+    KeyConfig,
+    Role,
+    keys_from_environment,
+    with_environment,
+)
 from polypath.deployments.keys import KeyRing, hash_key, new_key
 from polypath.runtime.errors import ConfigurationError
 
@@ -36,6 +42,23 @@ def test_a_raw_key_by_mistake_is_refused_without_being_shown(key: dict[str, Any]
         Outer.model_validate({"auth": {"keys": [key]}})
     assert "MARKED" not in str(caught.value)
     assert "MARKED" not in str(caught.value.errors())
+
+
+@pytest.mark.parametrize("auth", [RAW, [RAW], {"keys": RAW}, {"keys": [RAW]}, {"key": RAW}])
+def test_a_raw_key_in_another_place_is_not_shown_either(auth: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate({"auth": auth})
+    assert "MARKED" not in str(caught.value)
+    assert "MARKED" not in str(caught.value.errors())
+
+
+def test_keys_of_the_environment_stand_beside_those_of_the_config() -> None:
+    auth = AuthConfig.model_validate({"keys": [GOOD]})
+    both = with_environment(auth, {"POLYPATH_ADMIN_KEYS": hash_key("boss")})
+    assert [key.name for key in both.keys] == ["team", "admin-1"]
+    assert with_environment(auth, {}) is auth
+    with pytest.raises(ConfigurationError, match="two keys have one hash: inference-1, team"):
+        with_environment(auth, {"POLYPATH_API_KEYS": str(GOOD["hash"])})
 
 
 @pytest.mark.parametrize(
