@@ -1,17 +1,18 @@
-"""The Serve application: a gateway deployment (FastAPI ingress) in front of a worker deployment."""
+"""The Serve application: a gateway deployment (FastAPI ingress) in front of pools of workers."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from ..actors.link import HandleLink
 from ..runtime.checkpoint.source import open_checkpoint
-from ..runtime.config import EngineConfig
-from .api_settings import ApiSettings
+from .fleet import FleetSpec, deployment_name
 from .gateway import Gateway
 from .pool import worker_deployment
 from .roster import follow
@@ -43,59 +44,70 @@ class OneRequestId:
 
 @serve.ingress()
 class GatewayReplica:
-    """Loads the model's text parts, finds the workers, and answers HTTP."""
+    """Loads the models' text parts, finds the workers, and answers HTTP."""
 
-    async def __init__(
-        self, workers: DeploymentHandle, config: EngineConfig, settings: ApiSettings | None = None
-    ) -> None:
-        self._gateway = Gateway(settings)
-        # Opened without the weights: a gateway needs only the tokenizer and the template.
-        checkpoint = await asyncio.to_thread(open_checkpoint, config.model, weights=False)
-        self._gateway.add_checkpoint(
-            checkpoint, name=config.served_model_name, chat_template=config.chat_template
-        )
-        self._roster = asyncio.create_task(follow(self._gateway, HandleLink(workers)))
+    async def __init__(self, fleet: FleetSpec, pools: Mapping[str, DeploymentHandle]) -> None:
+        self._gateway = Gateway(fleet.settings)
+        self._auth = fleet.auth
+        for model in fleet.models:
+            # Opened without the weights: a gateway needs only the tokenizer and the template.
+            checkpoint = await asyncio.to_thread(open_checkpoint, model.model, weights=False)
+            self._gateway.add_checkpoint(
+                checkpoint,
+                name=model.name,
+                chat_template=model.chat_template,
+                rules=model.rules,
+            )
+        self._rosters = [
+            asyncio.create_task(follow(self._gateway, HandleLink(workers)))
+            for workers in pools.values()
+        ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        api = build_api(self._gateway)
+        api = build_api(self._gateway, self._auth)
         api.add_middleware(OneRequestId)
         return api
 
     async def __del__(self) -> None:
-        if hasattr(self, "_roster"):
-            self._roster.cancel()
+        for roster in getattr(self, "_rosters", ()):
+            roster.cancel()
         self._gateway.close()
 
 
-def build_application(
-    config: EngineConfig,
-    *,
-    worker_cpus: float,
-    worker_gpus: float,
-    gateway_cpus: float,
-    max_running: int,
-    startup_key: str | None = None,
-    settings: ApiSettings | None = None,
-) -> Application:
-    """Both deployments, bound. `max_running` is how many requests the worker's engine runs and
-    queues at most.
+def build_application(fleet: FleetSpec, *, startup_key: str | None = None) -> Application:
+    """A deployment for each pool, and the gateway in front of them, bound. Every pool's CPUs are
+    filled in (placement.py). Workers tell how far they are under `startup_key`/deployment.
     """
-    workers = worker_deployment(
-        config,
-        num_cpus=worker_cpus,
-        num_gpus=worker_gpus,
-        max_running=max_running,
-        startup_key=startup_key,
-    )
+    pools, most = {}, 0
+    for model, pool in fleet.pools():
+        name = deployment_name(fleet, model, pool)
+        key = f"{startup_key}/{name}" if startup_key else None
+        pools[name] = worker_deployment(pool, name=name, startup_key=key)
+        most += pool.num_workers * pool.at_most()
     gateway = serve.deployment(
         name=NAME,
         # Far above what the workers hold: a full queue must be answered 429, and /health always.
-        max_ongoing_requests=2 * max_running + 256,
-        ray_actor_options={"num_cpus": gateway_cpus},
+        max_ongoing_requests=2 * most + 256,
+        ray_actor_options={"num_cpus": fleet.gateway_cpus},
         health_check_period_s=2,
         health_check_timeout_s=60,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=20,
         max_constructor_retry_count=1,
     )(GatewayReplica)
-    return gateway.bind(workers, config, settings)
+    return gateway.bind(fleet, pools)
+
+
+def app(args: dict[str, Any]) -> Application:  # Any: what Ray's config file holds
+    """For Ray's own config file: `import_path: polypath.deployments.app:app`, with the keys of a
+    serve.yaml as `args`. Raises ConfigurationError; Serve then shows its text as the status.
+    """
+    from .nodes import ray_nodes
+    from .serve_check import check_cluster
+    from .serve_config import fleet_from_args
+    from .serve_preparation import absolute
+
+    fleet = absolute(fleet_from_args(args))
+    # An update replaces what runs, so what it takes counts as free.
+    nodes = [replace(node, free=dict(node.total)) for node in ray_nodes()]
+    return build_application(check_cluster(fleet, nodes, is_head_here=False).fleet)

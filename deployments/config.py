@@ -57,16 +57,17 @@ def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def cluster_address(
-    option: str | None, environ: Mapping[str, str] = os.environ
+    option: str | None, in_file: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[str | None, str]:
     """The Ray cluster that the user named and where they named it; None when they want a Ray of
     their own.
 
-    `--address` wins over RAY_ADDRESS; the word `local` means an own Ray in both. No other trace of
-    a
-    running Ray is followed.
+    `--address` wins over the file of --config, and that over RAY_ADDRESS; the word `local` means
+    an own Ray in all. No other trace of a running Ray is followed.
     """
-    for address, origin in ((option, "--address"), (environ.get("RAY_ADDRESS"), "RAY_ADDRESS")):
+    from_environment = environ.get("RAY_ADDRESS")
+    given = (option, "--address"), (in_file, "address"), (from_environment, "RAY_ADDRESS")
+    for address, origin in given:
         if address:
             return (None if address == "local" else address), origin
     return None, "default"

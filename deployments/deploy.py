@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import secrets
 import warnings
-from dataclasses import dataclass
+from dataclasses import replace
 
-from ..runtime.config import EngineConfig
 from ..runtime.errors import ConfigurationError, EngineError
 from . import listen, startup
 from .app import build_application
 from .config import APP_NAME
+from .fleet import FleetSpec, deployment_name, pool_title
+from .pool_start import PoolStart, Progress
+from .tls import TlsFiles
 
-GATEWAY_CPUS = 0.25
 KEEP_ALIVE_S = 95  # clients keep idle connections for up to 90 s
+FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -22,26 +24,16 @@ class StartFailed(EngineError):
     """The worker or the gateway did not start; the text is the reason."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """One look at a start: the worker's own record, and whether Serve and its proxies are up."""
-
-    record: startup.StartupRecord
-    is_serving: bool
-    failure: str | None
-
-
 class Deployment:
     """The application `polypath` on the Ray that this process is connected to."""
 
-    def __init__(self, config: EngineConfig, *, max_running: int, num_gpus: int) -> None:
-        self._config = config
-        self._max_running = max_running
-        self._num_gpus = num_gpus
+    def __init__(self, fleet: FleetSpec) -> None:
+        self._fleet = fleet
         self._startup_key = f"start-{secrets.token_hex(4)}"
         self._url = ""
+        self._tls: TlsFiles | None = None
 
-    def submit(self, host: str, port: int) -> None:
+    def submit(self, host: str, port: int, tls: TlsFiles | None = None) -> None:
         """Start Serve if none runs, hand the application over, and return before it is ready.
 
         Raises ConfigurationError when a Serve that runs already listens elsewhere.
@@ -51,18 +43,18 @@ class Deployment:
         from ray.serve.config import HTTPOptions
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        self._url = listen.url(host, port)
-        options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
-        serve.start(proxy_location="HeadOnly", http_options=options, logging_config=QUIET)
-        _require_listening(host, port)
-        application = build_application(
-            self._config,
-            worker_cpus=_free_cpus() - GATEWAY_CPUS,
-            worker_gpus=self._num_gpus,
-            gateway_cpus=GATEWAY_CPUS,
-            max_running=self._max_running,
-            startup_key=self._startup_key,
+        self._tls = tls
+        self._url = listen.url(host, port, is_tls=tls is not None)
+        options = HTTPOptions(
+            host=host,
+            port=port,
+            keep_alive_timeout_s=KEEP_ALIVE_S,
+            ssl_certfile=tls.cert if tls else None,
+            ssl_keyfile=tls.key if tls else None,
         )
+        serve.start(proxy_location="HeadOnly", http_options=options, logging_config=QUIET)
+        _require_listening(host, port, tls)
+        application = build_application(self._fleet, startup_key=self._startup_key)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Ray's about its own internals
             serve.run_many(
@@ -75,9 +67,11 @@ class Deployment:
         """How far the start is."""
         from ray import serve
 
-        record = startup.read(self._startup_key)
-        if not record.is_ready and not record.failure:
-            return Progress(record=record, is_serving=False, failure=_failure())
+        pools = self.pools()
+        failure = next((pool.failure for pool in pools if pool.failure), None)
+        progress = Progress(pools=pools, is_serving=False, failure=failure or _failure())
+        if not progress.is_ready or progress.failure:
+            return progress
         status = serve.status()
         app = status.applications.get(APP_NAME)
         is_serving = (
@@ -86,27 +80,35 @@ class Deployment:
             and bool(status.proxies)
             and all(proxy == "HEALTHY" for proxy in status.proxies.values())
         )
-        return Progress(
-            record=record,
-            is_serving=is_serving and self._answers(),
-            failure=record.failure or _failure(),
-        )
+        return replace(progress, is_serving=is_serving and self._answers())
 
     def _answers(self) -> bool:
         """Whether a request passes proxy, gateway and worker."""
         import httpx
 
         try:
-            return httpx.get(f"{self._url}/health", timeout=5).status_code == 200
+            verify = self._tls.client_context() if self._tls else True
+            url = f"{self._url}/health"
+            return httpx.get(url, timeout=5, verify=verify).status_code == 200
         except httpx.HTTPError:
             return False
 
-    def record(self) -> startup.StartupRecord:
-        """The worker's own record alone: one cheap read."""
-        return startup.read(self._startup_key)
+    def pools(self) -> list[PoolStart]:
+        """The workers' own records alone: cheap reads."""
+        found = []
+        for model, pool in self._fleet.pools():
+            name = deployment_name(self._fleet, model, pool)
+            found.append(
+                PoolStart(
+                    title=pool_title(self._fleet, model, pool),
+                    num_workers=pool.num_workers,
+                    records=startup.read_all(f"{self._startup_key}/{name}/"),
+                )
+            )
+        return found
 
 
-def _require_listening(host: str, port: int) -> None:
+def _require_listening(host: str, port: int, tls: TlsFiles | None) -> None:
     from ray.serve.context import _get_global_client
 
     client = _get_global_client()
@@ -118,21 +120,12 @@ def _require_listening(host: str, port: int) -> None:
             f"not on {host}:{port}; "
             f"ask for --host {options.host} --port {options.port}, or use another Ray"
         )
-
-
-def _free_cpus() -> float:
-    """CPUs free on the node that has most of them: the worker and the gateway go there."""
-    from ray._private.state import available_resources_per_node
-
-    free = max(
-        (node.get("CPU", 0.0) for node in available_resources_per_node().values()), default=0
-    )
-    if free < 2 * GATEWAY_CPUS:
+    if options.ssl_certfile != (tls.cert if tls else None):
         raise ConfigurationError(
-            f"no node of this Ray has a free CPU (at most {free:g} on one); stop what runs "
-            "there or add a node"
+            "Serve already runs on this Ray "
+            f"{'with' if options.ssl_certfile else 'without'} HTTPS, and how it listens cannot be "
+            "changed while it runs; ask for the same, or use another Ray"
         )
-    return float(free)
 
 
 def _failure() -> str | None:
@@ -140,10 +133,12 @@ def _failure() -> str | None:
     from ray import serve
 
     app = serve.status().applications.get(APP_NAME)
-    if app is None or app.status not in ("DEPLOY_FAILED", "UNHEALTHY"):
+    if app is None or app.status not in FAILED:
         return None
-    for name, deployment in app.deployments.items():
+    failed = [(n, d) for n, d in app.deployments.items() if d.status in FAILED]
+    others = [(n, d) for n, d in app.deployments.items() if d.status not in (*FAILED, "HEALTHY")]
+    for name, deployment in failed + others:  # others may just be slow
         lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
-        if lines and deployment.status != "HEALTHY":
+        if lines:
             return f"the {name} did not start: {lines[-1]}"
     return app.message.strip().splitlines()[-1] if app.message.strip() else "Serve gave up"

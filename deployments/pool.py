@@ -8,11 +8,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 
+from ..actors.place import Place
 from ..runtime.config import EngineConfig
 from ..runtime.errors import PolypathError
 from ..runtime.request import Request, RequestOutput
+from .fleet import DEFAULT_POOL, PoolSpec
 from .startup import StartupReporter
 
 if TYPE_CHECKING:
@@ -26,11 +29,14 @@ HEARTBEAT_LIMIT_S = 120.0  # the longest step we believe in
 class WorkerReplica:
     """Starts an engine in the replica's process and passes calls on to it."""
 
-    async def __init__(self, config: EngineConfig, startup_key: str | None = None) -> None:
-        report = StartupReporter(startup_key) if startup_key else None
+    async def __init__(
+        self, config: EngineConfig, startup_key: str | None = None, pool: str = DEFAULT_POOL
+    ) -> None:
+        replica = serve.get_replica_context().replica_id.unique_id
+        report = StartupReporter(f"{startup_key}/{replica}") if startup_key else None
         from ..actors.worker import Worker  # imports torch, which only this process needs
 
-        self._worker = Worker(config)
+        self._worker = Worker(config, _place(pool))
         try:
             await asyncio.to_thread(self._worker.start, report)
         except PolypathError as error:
@@ -75,25 +81,44 @@ class WorkerReplica:
             await asyncio.to_thread(self._worker.stop)
 
 
+def _place(pool: str) -> Place:
+    """What Ray says of the process that asks."""
+    context = ray.get_runtime_context()
+    return Place(
+        pool=pool,
+        node_id=context.get_node_id(),
+        address=ray.util.get_node_ip_address(),
+        labels={name: str(value) for name, value in context.get_node_labels().items()},
+        num_cpus=context.get_assigned_resources().get("CPU"),
+    )
+
+
 def worker_deployment(
-    config: EngineConfig,
-    *,
-    num_cpus: float,
-    num_gpus: float = 0,
-    max_running: int,
-    startup_key: str | None = None,
+    pool: PoolSpec, *, name: str = NAME, startup_key: str | None = None
 ) -> Application:
-    """The worker pool, bound. `max_running` is how many requests the engine holds, running and
-    waiting.
-    """
+    """A pool of workers, bound."""
     deployment = serve.deployment(
-        name=NAME,
-        max_ongoing_requests=max_running + REFUSAL_MARGIN,
-        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
+        name=name,
+        num_replicas=pool.num_workers,
+        max_ongoing_requests=pool.at_most() + REFUSAL_MARGIN,
+        ray_actor_options=actor_options(pool),
         health_check_period_s=1,
         health_check_timeout_s=60,  # a machine that was suspended comes back late, not dead
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=20,
         max_constructor_retry_count=1,
     )(WorkerReplica)
-    return deployment.bind(config, startup_key)
+    return deployment.bind(pool.engine, startup_key, pool.name)
+
+
+def actor_options(pool: PoolSpec) -> dict[str, object]:
+    """What Ray must find on a node before it puts a worker there."""
+    assert pool.num_cpus is not None, "placing fills in the CPUs"
+    options: dict[str, object] = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
+    if pool.resources:
+        options["resources"] = dict(pool.resources)
+    if pool.label_selector:
+        options["label_selector"] = dict(pool.label_selector)
+    if pool.accelerator_type is not None:
+        options["accelerator_type"] = pool.accelerator_type
+    return options

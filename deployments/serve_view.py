@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,15 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from .auto_pools import as_yaml
+from .placement_faults import amounts
+
 if TYPE_CHECKING:
-    from ..runtime.checkpoint.source import Checkpoint
     from ..runtime.errors import ConfigurationError
-    from ..runtime.planning.plan import ExecutionPlan
+    from .fleet import ModelSpec
+    from .pool_start import PoolStart
+    from .serve_check import Checked, Planned
+    from .startup import StartupRecord
 
 STAGES = ("probe", "plan", "weights", "kv_pool", "self_check", "ready")  # of a worker, in order
 PRINTED = ("weights", "kv_pool", "self_check")  # the plan was shown before
@@ -49,14 +55,43 @@ class ServeView:
     def title(self, model: str) -> None:
         self._print(f"Polypath serves {model or 'the default model'}")
 
-    def plan(self, checkpoint: Checkpoint, plan: ExecutionPlan) -> None:
-        """Probe and plan in a few lines; `polypath probe` and `polypath plan` show all."""
+    def plan(self, planned: Planned, *, is_described: bool) -> None:
+        """Probe and plan in a few lines; `polypath probe` and `polypath plan` show all. Pools that
+        were described in a file are named.
+        """
         from .plan_view import render_summary
 
-        self.title(f"{checkpoint.name} ({checkpoint.path})")
-        render_summary(plan, self._console)
+        checkpoint, pool, name = planned.checkpoint, planned.pool, planned.checkpoint.name
+        if is_described:
+            name = f"{planned.model.name}, pool {pool.name} of {pool.num_workers},"
+        self.title(f"{name} ({checkpoint.path})")
+        render_summary(planned.plan, self._console)
         for fact in checkpoint.text_facts:
             self._print(f"text  {fact}")
+
+    def checked(self, checked: Checked) -> None:
+        """What `--check` found right, pool by pool, and what it could not look at."""
+        fleet = checked.fleet
+        for model in fleet.models:
+            self._print(f"{model.name}:")
+            if model.auto_pools and model.pools:
+                self.derived(model)
+            for pool in model.pools:
+                takes = amounts(pool.demand()) if pool.num_cpus else "all that a node has free"
+                self._print(f"  pool {pool.name}: {pool.num_workers} workers, each takes {takes}")
+                for found in checked.planned:
+                    if found.pool is pool:
+                        names = dict.fromkeys(path.name for path in found.plan.paths.values())
+                        self._print(f"    planned here: {', '.join(names)}")
+        for sentence in checked.not_checked:
+            self._print(f"Not checked: {sentence}", style="yellow")
+        self._print("Nothing wrong was found; nothing was started.")
+
+    def derived(self, model: ModelSpec) -> None:
+        """The pools that `auto` means, as they would stand in the file."""
+        self._print(f"pools: auto, for the nodes that there are, means for {model.name}:")
+        for line in as_yaml(model).splitlines():
+            self._print(f"    {line}")
 
     def refuse(self, error: ConfigurationError) -> None:
         """Why nothing was started; a plan that cannot be shows its refusals."""
@@ -70,10 +105,40 @@ class ServeView:
         self._stage = (name, message, time.monotonic())
         self._live(f"{LABELS[name]} {message}")
 
-    def progress(self, events: list[dict[str, object]]) -> None:
-        """The worker's stages, each printed once when it is done."""
-        if events:
-            self._finish()  # the worker's process is up
+    def progress(self, pools: Sequence[PoolStart]) -> None:
+        """The workers' stages, each printed once when it is done; of several workers only when
+        each is ready.
+        """
+        if any(record.events for pool in pools for record in pool.records):
+            self._finish()  # a worker's process is up
+        if len(pools) == 1 and pools[0].num_workers == 1:
+            if pools[0].records:
+                self._worker(pools[0].records[-1].events)
+            return
+        for pool in pools:
+            for record in pool.records:
+                self._worker_ready(pool, record)
+        num_ready, num_all = (
+            sum(pool.num_ready for pool in pools),
+            sum(p.num_workers for p in pools),
+        )
+        self._live(
+            f"{num_ready} of {num_all} workers are ready" if num_ready < num_all else "gateway"
+        )
+
+    def _worker_ready(self, pool: PoolStart, record: StartupRecord) -> None:
+        """One line for each worker, with its path and how long it took."""
+        ready = next((event for event in record.events if event["stage"] == "ready"), None)
+        name = f"{pool.title}, process {record.pid}"
+        if ready is None or name in self._shown:
+            return
+        self._shown.add(name)
+        paths = [event["message"] for event in record.events if event["stage"] == "plan"]
+        self._print(
+            f"  {name}: {', '.join(map(str, paths))}  [{float(str(ready['seconds'])):.1f} s]"
+        )
+
+    def _worker(self, events: list[dict[str, object]]) -> None:
         for event in events:
             name, seconds = str(event["stage"]), event["seconds"]
             if seconds is None:
@@ -84,13 +149,15 @@ class ServeView:
                 self._shown.add(name)
                 self._line(name, str(event["message"]), float(str(seconds)))
 
-    def ready(self, url: str, model: str, warning: str | None) -> None:
+    def ready(self, url: str, models: Sequence[str], warning: str | None) -> None:
         """Where it listens, how to ask, how to stop."""
         self._finish()
         self.close()
         seconds = time.monotonic() - self._began_s
-        body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        body = f'{{"model": "{models[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
         self._print(f"Ready after {seconds:.1f} s: {url}/v1", style="bold green")
+        if len(models) > 1:
+            self._print(f"Models: {', '.join(models)}")
         if warning:
             self._print(f"Note: {warning}", style="yellow")
         self._print(

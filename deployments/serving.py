@@ -13,25 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..runtime.checkpoint.source import open_checkpoint
-from ..runtime.config import EngineConfig
 from ..runtime.errors import ConfigurationError, PolypathError
-from ..runtime.planning.planner import plan as make_plan
-from ..runtime.planning.probe import probe
 from . import listen
-from .config import ServeConfig
+from .exposure import exposure_notes
+from .fleet import FleetSpec
 from .interrupts import Interrupts, StopAsked
+from .nodes import ray_nodes
 from .ray_local import LocalRay
 from .ray_named import NamedRay
+from .serve_check import check_cluster, check_own_ray
+from .serve_preparation import ServeRequest, absolute
 from .serve_view import ServeView
+from .worker_life import WorkerLife
 
 if TYPE_CHECKING:
-    from ..runtime.planning.plan import ExecutionPlan
     from .deploy import Deployment
+    from .pool_start import PoolStart
 
 T = TypeVar("T")
 
-UNKNOWN_MAX_RUNNING = 1024  # on a named cluster the worker's plan is made there
 POLL_S = 0.1
 WATCH_S = 1.0
 STOP_LIMIT_S = 8.0
@@ -39,29 +39,32 @@ STOP_BUSY_LIMIT_S = 2.0  # while Ray still starts or stops something
 GATEWAY_LIMIT_S = 60.0  # from a ready worker to an answer over HTTP
 
 
-def serve(config: EngineConfig, where: ServeConfig, view: ServeView) -> int:
+class Refused(ConfigurationError):
+    """The cluster's nodes cannot run what was asked; nothing was started there."""
+
+
+def serve(request: ServeRequest, view: ServeView) -> int:
     """Serve until a signal comes; the exit code. 2: refused before anything started. 1: the start
     failed.
     """
     try:
-        host, port = listen.claim(where.host, where.port)
-        ray, max_running = _choose_ray(config, where, view)
+        host, port = listen.claim(request.where.host, request.where.port)
+        request = replace(request, fleet=absolute(request.fleet))
+        ray, fleet = _choose_ray(request, view)
         ray.prepare()
     except ConfigurationError as error:
         view.refuse(error)
         return 2
-    return Session(_absolute(config, where), ray, max_running, view).run(host, port)
+    return Session(replace(request, fleet=fleet), ray, view).run(host, port)
 
 
 class Session:
     """What runs between the first process started and the last one ended."""
 
-    def __init__(
-        self, config: EngineConfig, ray: LocalRay | NamedRay, max_running: int, view: ServeView
-    ) -> None:
-        self._config = config
+    def __init__(self, request: ServeRequest, ray: LocalRay | NamedRay, view: ServeView) -> None:
+        self._request = request
+        self._fleet = request.fleet  # with every pool and its CPUs, once the nodes are known
         self._ray = ray
-        self._max_running = max_running
         self._view = view
         # One thread for all of Ray: its processes end when the thread that started them does.
         self._thread = ThreadPoolExecutor(1, "ray")
@@ -74,12 +77,17 @@ class Session:
         with Interrupts(on_second=self._give_up) as interrupts, _chatter_to(self._ray.chatter):
             try:
                 self._start(interrupts, host, port)
-                self._view.ready(listen.url(host, port), self._name(), listen.warning(host, port))
+                names = [str(model.name) for model in self._fleet.models]
+                tls = self._request.where.tls
+                url = listen.url(host, port, is_tls=tls is not None)
+                self._view.ready(url, names, listen.warning(host, port))
+                for note in exposure_notes(self._fleet.auth, host, is_tls=tls is not None):
+                    self._view.note(note)
                 self._watch(interrupts)
             except StopAsked:
                 self._view.stopping(self._ray.is_ours)
             except PolypathError as error:
-                code = 1
+                code = 2 if isinstance(error, Refused) else 1
                 self._view.error(str(error), logs=self._ray.logs)
             finally:
                 self._stop(code)
@@ -92,14 +100,25 @@ class Session:
 
         interrupts.wait_for(started)
         self._ray.watch()
-        self._view.stage("serve", "")
-        num_gpus = self._ray.num_gpus if isinstance(self._ray, LocalRay) else 0
-        deployment = Deployment(self._config, max_running=self._max_running, num_gpus=num_gpus)
-        self._deployment = deployment
         if isinstance(self._ray, NamedRay):
             self._call(interrupts, self._ray.claim)
-        self._call(interrupts, lambda: deployment.submit(host, port))
+            self._fleet = self._call(interrupts, self._check_nodes)
+        self._view.stage("serve", "")
+        self._deployment = deployment = Deployment(self._fleet)
+        self._call(interrupts, lambda: deployment.submit(host, port, self._request.where.tls))
         self._await_ready(interrupts, deployment)
+
+    def _check_nodes(self) -> FleetSpec:
+        """Whether the cluster that was joined has a place for every worker. Raises Refused."""
+        nodes = [*ray_nodes(), *self._request.launcher_types()]
+        try:
+            checked = check_cluster(self._fleet, nodes, is_head_here=self._request.is_head_here)
+        except ConfigurationError as error:
+            raise Refused(str(error)) from error
+        for model in checked.fleet.models:
+            if model.auto_pools:
+                self._view.derived(model)
+        return checked.fleet
 
     def _await_ready(self, interrupts: Interrupts, deployment: Deployment) -> None:
         from .deploy import StartFailed
@@ -109,14 +128,15 @@ class Session:
         while True:
             progress = self._call(interrupts, deployment.progress)
             self._ray.watch()
-            self._view.progress(progress.record.events)
+            self._view.progress(progress.pools)
             if progress.failure:
                 raise StartFailed(progress.failure)
-            if progress.record.attempt > 1:
-                raise StartFailed(_died(progress.record.events))
+            for pool in progress.pools:
+                if pool.died_in is not None:
+                    raise StartFailed(_died(pool))
             if progress.is_serving:
                 return
-            if progress.record.is_ready:
+            if progress.is_ready:
                 ready_since = ready_since or time.monotonic()
                 if time.monotonic() - ready_since > GATEWAY_LIMIT_S:
                     raise StartFailed(
@@ -128,17 +148,12 @@ class Session:
     def _watch(self, interrupts: Interrupts) -> None:
         """Until a signal comes: note new processes, and say when a worker died and is back."""
         assert self._deployment is not None, "watching starts after the deployment is ready"
-        attempt, was_ready = 1, True
+        life = WorkerLife(self._deployment.pools())
         while True:
             interrupts.sleep(WATCH_S)
             self._ray.watch()
-            record = self._call(interrupts, self._deployment.record)
-            if record.attempt != attempt:
-                attempt, was_ready = record.attempt, False
-                self._view.note("the worker died; a new one is starting")
-            if record.is_ready and not was_ready:
-                was_ready = True
-                self._view.note(f"the worker is back (process {record.pid})")
+            for sentence in life.changes(self._call(interrupts, self._deployment.pools)):
+                self._view.note(sentence)
 
     def _call(self, interrupts: Interrupts, function: Callable[[], T]) -> T:
         """Call into Ray on its thread, with signals heard meanwhile."""
@@ -164,48 +179,28 @@ class Session:
         self._ray.kill()
         _leave(130)
 
-    def _name(self) -> str:
-        return self._config.served_model_name or open_checkpoint(self._config.model).name
 
-
-def _choose_ray(
-    config: EngineConfig, where: ServeConfig, view: ServeView
-) -> tuple[LocalRay | NamedRay, int]:
-    """The Ray to use and how many requests its worker will hold. For our own Ray the plan is made
-    and shown here.
+def _choose_ray(request: ServeRequest, view: ServeView) -> tuple[LocalRay | NamedRay, FleetSpec]:
+    """The Ray to use, and what it will run. For our own Ray everything is checked, and the plans
+    are made and shown, here.
     """
+    where, fleet = request.where, request.fleet
     if where.address is not None:
-        view.title(config.model)
-        return NamedRay(where.address, where.address_origin), _max_running(None, config)
-    hardware = probe()
-    checkpoint = open_checkpoint(config.model)
-    plan = make_plan(hardware, checkpoint.config, config)
-    view.plan(checkpoint, plan)
-    ray = LocalRay(
-        num_cpus=hardware.cpu.cores_usable,
-        num_gpus=1 if plan.device == "cuda" else 0,
-        environment=plan.environment,
+        view.title(", ".join(model.name or model.model for model in fleet.models))
+        return NamedRay(where.address, where.address_origin), fleet
+    checked = check_own_ray(fleet)
+    environment: dict[str, str] = {}
+    for planned in checked.planned:
+        view.plan(planned, is_described=fleet.is_described)
+        environment |= planned.plan.environment
+    ray = LocalRay(num_cpus=checked.num_cpus, num_gpus=checked.num_gpus, environment=environment)
+    return ray, checked.fleet
+
+
+def _died(pool: PoolStart) -> str:
+    return (
+        f"{pool.title}'s process died during {pool.died_in} without a word; is there enough memory?"
     )
-    return ray, _max_running(plan, config)
-
-
-def _max_running(plan: ExecutionPlan | None, config: EngineConfig) -> int:
-    if plan is not None:
-        return plan.max_num_seqs + plan.max_waiting
-    return (config.max_num_seqs or 0) + (config.max_waiting or UNKNOWN_MAX_RUNNING)
-
-
-def _absolute(config: EngineConfig, where: ServeConfig) -> EngineConfig:
-    """Workers have another working directory, so a path must not depend on ours."""
-    path = Path(config.model).expanduser()
-    if config.model and path.exists():
-        return replace(config, model=str(path.resolve()))
-    return config
-
-
-def _died(events: list[dict[str, object]]) -> str:
-    last = str(events[-1]["stage"]) if events else "its first lines"
-    return f"the worker's process died during {last} without a word; is there enough memory?"
 
 
 @contextmanager

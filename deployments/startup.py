@@ -1,4 +1,4 @@
-"""How a worker tells whoever started it how far it is: a small record in Ray's own key-value store.
+"""How workers tell whoever started them how far they are: small records in Ray's key-value store.
 
 The store is there before any replica is, costs no process, and is reached from every node of a
 cluster.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,8 @@ _NAMESPACE = "polypath"
 class StartupRecord:
     """What is known of a worker's start: the last event of each stage, in order."""
 
-    attempt: int = 0  # counts processes: 2 means that the first one died or failed
     pid: int = 0
+    began_at: float = 0.0  # seconds since 1970: the order of records
     events: list[dict[str, Any]] = field(default_factory=list)  # stage, message, fraction, seconds
     failure: str | None = None  # one sentence, when the start failed
 
@@ -32,12 +33,16 @@ class StartupRecord:
         return any(event["stage"] == "ready" for event in self.events)
 
 
-def read(key: str) -> StartupRecord:
-    """The record as it stands; empty while no worker process has begun."""
-    from ray.experimental.internal_kv import _internal_kv_get
+def read_all(prefix: str) -> list[StartupRecord]:
+    """The records of every process that began under this prefix, oldest first. One more than there
+    are workers means that a worker died.
+    """
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
 
-    found = _internal_kv_get(key, namespace=_NAMESPACE)
-    return StartupRecord(**json.loads(found)) if found else StartupRecord()
+    keys = _internal_kv_list(prefix, namespace=_NAMESPACE)
+    found = (_internal_kv_get(key, namespace=_NAMESPACE) for key in keys)
+    records = [StartupRecord(**json.loads(text)) for text in found if text]
+    return sorted(records, key=lambda record: record.began_at)
 
 
 def write(key: str, record: StartupRecord) -> None:
@@ -53,12 +58,11 @@ class StartupReporter:
         self,
         key: str,
         *,
-        read: Callable[[str], StartupRecord] = read,
         write: Callable[[str, StartupRecord], None] = write,
     ) -> None:
         self._key = key
         self._write = write
-        self._record = StartupRecord(attempt=read(key).attempt + 1, pid=os.getpid())
+        self._record = StartupRecord(pid=os.getpid(), began_at=time.time())
         self._publish()
 
     def __call__(self, event: StartupEvent) -> None:

@@ -23,7 +23,14 @@ from polypath.runtime.errors import ConfigurationError
 def test_only_a_named_cluster_is_joined(
     option: str | None, environ: dict[str, str], expected: tuple[str | None, str]
 ) -> None:
-    assert cluster_address(option, environ) == expected
+    assert cluster_address(option, None, environ) == expected
+
+
+def test_a_files_address_stands_between_the_option_and_the_variable() -> None:
+    environ = {"RAY_ADDRESS": "10.0.0.2:6379"}
+    assert cluster_address(None, "10.0.0.3:6379", environ) == ("10.0.0.3:6379", "address")
+    assert cluster_address("auto", "10.0.0.3:6379", environ) == ("auto", "--address")
+    assert cluster_address(None, "local", environ) == (None, "address")
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 70000])
