@@ -10,6 +10,7 @@ from itertools import count
 
 from ..runtime.errors import QueueFullError
 from .errors import ApiError, retry_after
+from .forecast import AHEAD
 from .needs import no_capable_worker
 from .router import Ask, Decision, Forecasts, choose
 from .served_worker import Job, Worker
@@ -85,7 +86,7 @@ class Line:
             return
         for worker in self._workers.values() if not self._tickets else ():
             if forecasts.of(worker).why_full(1, now_s) is None:
-                left += max(1, worker.concurrency - worker.num_busy(now_s))
+                left += worker.concurrency + AHEAD - worker.num_busy(now_s)
         if num_answers > left:
             raise QueueFullError(
                 f"{len(self._tickets)} answers wait here, and the limit is "
