@@ -14,8 +14,9 @@ import torch
 from .counters import Counters
 from .errors import QueueFullError, RequestError
 from .forward_batch import ForwardBatch
+from .logprobs import prompt_logprobs
 from .request import FinishReason, Request, RequestOutput, StepCount, TokenLogprob
-from .sampler import NoToken, Sampler
+from .sampler import NoToken, build_sampler
 from .scheduler import RequestState, ScheduledRow, Scheduler
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Engine:
         self._runner = started.runner
         self._device = torch.device(self.plan.device)
         self._stop_ids = frozenset(self.model.config.eos_ids)
-        self._sampler = Sampler(
+        self._sampler = build_sampler(
             self.model.config.vocab_size, self._device, self.model.config.eos_ids
         )
         self._scheduler = Scheduler(
@@ -181,8 +182,7 @@ class Engine:
         try:
             logits, runner, reason = self._runner.forward(batch)
             self.counters.forward_seconds += time.monotonic() - start
-            with torch.inference_mode():
-                tokens = self._sample(rows, logits)
+            tokens = self._sample(rows, logits)
         except RuntimeError as error:
             return self._fail(rows, error)
         key = (batch.mode.value, runner, reason.value)
@@ -231,7 +231,7 @@ class Engine:
         targets = state.token_ids[first : first + len(logits)]
         if not state.prompt_logprobs:
             state.prompt_logprobs.append(None)
-        state.prompt_logprobs.extend(self._sampler.prompt_logprobs(logits, targets, k))
+        state.prompt_logprobs.extend(prompt_logprobs(logits, targets, k))
 
     def _emit(self, row: ScheduledRow, drawn: dict[str, Drawn]) -> RequestOutput | None:
         """Advance one request by its row; None while its prompt is not yet complete."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
 
-import numpy as np
 import torch
 
 from .forward_mode import ForwardMode
@@ -53,26 +52,46 @@ class ForwardBatch:
         """Lay out the scheduled rows one after another."""
         counts = [row.num_tokens for row in rows]
         starts = [row.state.num_computed for row in rows]
-        tokens = [t for row in rows for t in row.state.token_slice(row.num_tokens)]
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            tokens += row.state.token_slice(count)
+            positions += range(start, start + count)
+            slots += _slots(row.state.pages, start, start + count, page_size)
         query_starts = (0, *accumulate(counts))
-        row_of_token = np.repeat(np.arange(len(rows)), counts)
-        before_row = np.subtract(starts, query_starts[:-1])  # position less place in the batch
-        positions = np.arange(len(tokens)) + before_row[row_of_token]
-        page_table = _page_table(rows)
-        pages = page_table[row_of_token, positions // page_size].astype(np.int64)
         return cls(
             mode=_mode(counts),
-            input_ids=torch.tensor(tokens, dtype=torch.int64, device=device),
-            positions=torch.from_numpy(positions).to(device),
-            slots=torch.from_numpy(pages * page_size + positions % page_size).to(device),
-            page_table=torch.from_numpy(page_table).to(device),
+            input_ids=_int64(tokens).to(device),
+            positions=_int64(positions).to(device),
+            slots=_int64(slots).to(device),
+            page_table=_page_table(rows).to(device),
             query_starts=query_starts,
             kv_lens=tuple(map(add, starts, counts)),
-            logits_rows=torch.tensor(
-                _logits_rows(rows, query_starts), dtype=torch.int64, device=device
-            ),
+            logits_rows=_int64(_logits_rows(rows, query_starts)).to(device),
             page_size=page_size,
         )
+
+
+def _int64(values: list[int]) -> torch.Tensor:
+    """By way of bytes, as cheap for one number as for thousands: each numpy or torch function that
+    a step calls costs 10 to 30 us after a forward pass has emptied the caches.
+    """
+    if not values:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(array("q", values), dtype=torch.int64)
+
+
+def _slots(pages: Sequence[int], start: int, stop: int, page_size: int) -> list[int]:
+    """Where tokens start..stop of a request go."""
+    if stop == start + 1:
+        return [pages[start // page_size] * page_size + start % page_size]
+    slots: list[int] = []
+    for index in range(start // page_size, (stop - 1) // page_size + 1):
+        first = pages[index] * page_size
+        slots += range(first, first + page_size)
+    before = start % page_size
+    return slots[before : before + stop - start]
 
 
 def _mode(counts: Sequence[int]) -> ForwardMode:
@@ -82,12 +101,12 @@ def _mode(counts: Sequence[int]) -> ForwardMode:
     return ForwardMode.MIXED if decodes else ForwardMode.PREFILL
 
 
-def _page_table(rows: Sequence[ScheduledRow]) -> np.ndarray:
-    """By bytes: numpy takes a list of numbers in several times slower than `array` does."""
+def _page_table(rows: Sequence[ScheduledRow]) -> torch.Tensor:
+    """int32 [B, max_pages]."""
     lines = [array("i", row.state.pages).tobytes() for row in rows]
     width = max(map(len, lines))
-    table = bytearray().join(line.ljust(width, _SCRATCH) for line in lines)
-    return np.frombuffer(table, dtype=np.int32).reshape(len(rows), -1)
+    table = bytearray().join([line.ljust(width, _SCRATCH) for line in lines])
+    return torch.frombuffer(table, dtype=torch.int32).view(len(rows), -1)
 
 
 def _logits_rows(rows: Sequence[ScheduledRow], query_starts: Sequence[int]) -> list[int]:

@@ -44,6 +44,7 @@ class RowLogprobs:
         ]
 
 
+@torch.inference_mode()
 def row_logprobs(logits_RV: Tensor, token_ids_R: Tensor, num_top: Sequence[int]) -> RowLogprobs:
     """The numbers of `token_ids_R` and of the `num_top` likeliest tokens of each row."""
     num_top = tuple(min(k, logits_RV.shape[1]) for k in num_top)

@@ -41,6 +41,7 @@ def changes_logits(row: SamplingRow) -> bool:
     )
 
 
+@torch.inference_mode()
 def adjust(logits_RV: Tensor, rows: Sequence[SamplingRow], end_ids: Sequence[int]) -> None:
     """Change the rows of `logits_RV` in place; rows that ask for nothing stay untouched.
 

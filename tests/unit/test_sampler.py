@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polypath.kernels.philox import uniform
+from polypath.runtime.device_sampler import DeviceSampler
+from polypath.runtime.host_sampler import HostSampler
+from polypath.runtime.logprobs import prompt_logprobs
 from polypath.runtime.request import SamplingParams
-from polypath.runtime.sampler import NoToken, Sampler, prompt_logprobs
+from polypath.runtime.sampler import NoToken, Sampler, build_sampler
 
 _VOCAB = 300
 _EOS = 2
@@ -42,7 +45,7 @@ def _logits(rows: int, seed: int = 0, spread: float = 2.0) -> Tensor:
 
 
 def _sampler() -> Sampler:
-    return Sampler(_VOCAB, torch.device("cpu"), [_EOS])
+    return build_sampler(_VOCAB, torch.device("cpu"), [_EOS])
 
 
 def _tokens(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
@@ -105,17 +108,17 @@ def test_all_24_orders_of_four_neighbours_give_the_same_tokens() -> None:
 @pytest.mark.parametrize("vocab", [_VOCAB, 5000])
 def test_rows_drawn_together_equal_rows_drawn_one_by_one(vocab: int) -> None:
     logits = torch.randn(len(_KINDS), vocab, generator=torch.Generator().manual_seed(0)) * 4
-    one_by_one, together = (Sampler(vocab, torch.device("cpu"), [_EOS]) for _ in range(2))
-    together._rows_at_once = 100  # as on a GPU
+    one_by_one, together = HostSampler(vocab, [_EOS]), DeviceSampler(vocab, [_EOS])
     assert together.sample(logits, _KINDS).to_host() == one_by_one.sample(logits, _KINDS).to_host()
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-@pytest.mark.parametrize("at_once", [1, 100])
-def test_a_broken_row_is_named_and_hurts_no_neighbour(poison: float, at_once: int) -> None:
+@pytest.mark.parametrize("kind", [HostSampler, DeviceSampler])
+def test_a_broken_row_is_named_and_hurts_no_neighbour(
+    poison: float, kind: type[HostSampler] | type[DeviceSampler]
+) -> None:
     logits = _logits(len(_KINDS))
-    sampler = _sampler()
-    sampler._rows_at_once = at_once
+    sampler = kind(_VOCAB, [_EOS])
     good, good_logprobs = sampler.sample(logits, _KINDS).to_host()
     for broken in range(len(_KINDS)):
         poisoned = logits.clone()
@@ -128,22 +131,28 @@ def test_a_broken_row_is_named_and_hurts_no_neighbour(poison: float, at_once: in
             assert (tokens[i], logprobs[i]) == (good[i], good_logprobs[i])
 
 
-def test_a_row_without_any_finite_logit_is_bad_and_one_with_masked_tokens_is_not() -> None:
+@pytest.mark.parametrize("kind", [HostSampler, DeviceSampler])
+def test_a_row_without_any_finite_logit_is_bad_and_one_with_masked_tokens_is_not(
+    kind: type[HostSampler] | type[DeviceSampler],
+) -> None:
     logits = _logits(4)
     logits[[0, 1]] = -torch.inf
     logits[[2, 3], :250] = -torch.inf
-    sampled = _sampler().sample(logits, [_row(), _row(temperature=0.0)] * 2)
+    sampled = kind(_VOCAB, [_EOS]).sample(logits, [_row(), _row(temperature=0.0)] * 2)
     assert sampled.failed_rows() == dict.fromkeys([0, 1], NoToken.NOT_FINITE)
     assert all(0 <= token < _VOCAB for token in sampled.to_host()[0])
     assert all(token >= 250 for token in sampled.to_host()[0][2:])
 
 
-def test_what_a_request_forbids_itself_is_told_from_damaged_logits() -> None:
+@pytest.mark.parametrize("kind", [HostSampler, DeviceSampler])
+def test_what_a_request_forbids_itself_is_told_from_damaged_logits(
+    kind: type[HostSampler] | type[DeviceSampler],
+) -> None:
     logits = _logits(4)
     logits[[1, 3], 7] = torch.nan
     forbids: dict[str, Any] = {"min_tokens": 1, "stop_token_ids": tuple(range(_VOCAB))}
     rows = [_row(**forbids), _row(**forbids), _row(logit_bias={7: 5.0}), _row()]
-    assert _sampler().sample(logits, rows).failed_rows() == {
+    assert kind(_VOCAB, [_EOS]).sample(logits, rows).failed_rows() == {
         0: NoToken.FORBIDDEN,
         1: NoToken.NOT_FINITE,
         3: NoToken.NOT_FINITE,

@@ -16,7 +16,7 @@ from polypath.kernels.draw import (
     keep_top_p,
     weigh,
 )
-from polypath.kernels.draw_likeliest import NUM_CANDIDATES, draw_likeliest
+from polypath.kernels.draw_row import draw_row
 
 _VOCAB = 1000
 
@@ -121,46 +121,106 @@ def test_masked_tokens_weigh_nothing() -> None:
     assert _kept(_weights(logits)) <= set(range(990, _VOCAB))
 
 
-def _both(logits: Tensor, noise: float, top_k: int, top_p: float, min_p: float) -> tuple[int, int]:
-    """The token of the short way (-1 when it declines) and of its plain twin."""
+def _both(
+    logits: Tensor, noise: float, *, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[int, int]:
+    """The token of the short way and of its plain twin."""
     best = logits.max(dim=1).values
-    given = logits, best, torch.ones(1).double(), torch.tensor([noise], dtype=torch.float64)
-    short = draw_likeliest(*given, top_k=top_k, top_p=top_p, min_p=min_p)
-    plain = draw_filtered(*given, top_k_R=[top_k], top_p_R=[top_p], min_p_R=[min_p])
-    return -1 if short is None else int(short), int(plain)
+    short = draw_row(
+        logits[0].numpy(), float(best), temperature, noise, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    plain = draw_filtered(
+        logits,
+        best,
+        torch.tensor([temperature], dtype=torch.float64),
+        torch.tensor([noise], dtype=torch.float64),
+        top_k_R=[top_k],
+        top_p_R=[top_p],
+        min_p_R=[min_p],
+    )
+    return short, int(plain)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     noise=st.floats(0.0, 1.0, exclude_max=True),
-    spread=st.floats(0.0, 8.0),
-    top_k=st.sampled_from([0, 1, 7, NUM_CANDIDATES, NUM_CANDIDATES + 1, _VOCAB]),
+    spread=st.sampled_from([0.0, 1e-7, 0.01, 1.0, 3.0, 8.0, 40.0]),
+    temperature=st.sampled_from([1e-320, 1e-9, 1e-3, 0.3, 0.8, 1.0, 2.0, 100.0]),
+    top_k=st.sampled_from([0, 1, 7, 255, _VOCAB - 1, _VOCAB, _VOCAB + 1]),
     top_p=st.sampled_from([1.0, 0.95, 0.5, 1e-9]),
-    min_p=st.sampled_from([0.0, 1e-12, 0.05, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-12, 1e-9, 0.05, 1.0]),
     levels=st.sampled_from([4, 1000]),
+    masked=st.sampled_from([0, 1, 900]),
 )
-def test_the_short_way_draws_what_its_plain_twin_draws(
-    seed: int, noise: float, spread: float, top_k: int, top_p: float, min_p: float, levels: int
+def test_one_row_draws_what_its_plain_twin_draws(
+    seed: int,
+    noise: float,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    levels: int,
+    masked: int,
 ) -> None:
-    logits = (_logits(seed, spread=spread) * levels).round() / levels  # few levels: many ties
-    short, plain = _both(logits, noise, top_k, top_p, min_p)
-    assert short in (-1, plain)
-
-
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"), [(50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.1), (50, 0.9, 0.1)]
-)
-def test_the_short_way_takes_the_usual_filters(top_k: int, top_p: float, min_p: float) -> None:
-    short, plain = _both(_logits(0, spread=6.0), 0.7, top_k, top_p, min_p)
+    logits = _logits(seed, spread=spread)
+    logits = (logits * levels).round() / levels  # few levels: many ties
+    logits[0, _VOCAB - masked :] = -torch.inf
+    short, plain = _both(
+        logits, noise, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
     assert short == plain
 
 
-@pytest.mark.parametrize(
-    ("spread", "top_k", "top_p"),
-    [(6.0, 0, 1.0), (6.0, NUM_CANDIDATES + 1, 1.0), (0.01, 0, 0.9), (0.0, 5, 0.9)],
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    noise=st.floats(0.0, 1.0, exclude_max=True),
+    spread=st.sampled_from([0.0, 0.3, 1.0, 4.0]),
+    top_k=st.sampled_from([0, 50, 20_000]),
+    top_p=st.sampled_from([1.0, 0.9, 0.1]),
+    min_p=st.sampled_from([0.0, 0.02]),
 )
-def test_the_short_way_declines_what_may_keep_more_than_it_sees(
-    spread: float, top_k: int, top_p: float
+def test_one_row_of_a_large_vocabulary_draws_what_its_plain_twin_draws(
+    seed: int, noise: float, spread: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    assert _both(_logits(0, spread=spread), 0.7, top_k, top_p, 0.0)[0] == -1
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(1, 49_157, generator=generator) * spread
+    short, plain = _both(logits, noise, temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert short == plain
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0 - 2.0**-53])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_one_row_draws_its_first_and_last_token_at_the_ends_of_the_noise(
+    noise: float, top_k: int
+) -> None:
+    logits = torch.full((1, _VOCAB), -100.0)
+    logits[0, [5, 400, 990]] = 1.0
+    short, plain = _both(logits, noise, temperature=1.0, top_k=top_k, top_p=1.0, min_p=0.0)
+    assert short == plain == (5 if noise == 0.0 else 990)
+
+
+def test_logits_that_differ_but_weigh_the_same_stay_together_under_top_k() -> None:
+    logits = torch.full((1, _VOCAB), -30.0)
+    logits[0, :4] = torch.tensor([0.0, -20.0, -20.00001, -20.0001])  # the last three weigh 2
+    assert weigh(logits, logits[:, 0], torch.ones(1).double())[0, :5].tolist() == [
+        *(2**30 - 1, 2, 2, 2, 0)
+    ]
+    noises = torch.linspace(1 - 1e-8, 1 - 2.0**-53, 50, dtype=torch.float64).tolist()
+    tokens = [
+        _both(logits, noise, temperature=1.0, top_k=2, top_p=1.0, min_p=0.0) for noise in noises
+    ]
+    assert all(short == plain for short, plain in tokens)
+    assert {short for short, _ in tokens} == {0, 1, 2, 3}
+
+
+def test_an_exponential_does_not_depend_on_its_neighbours() -> None:
+    """Weights of a part of a row must be those of the whole row, in the last bit."""
+    scores = -22 * torch.rand(3000, generator=torch.Generator().manual_seed(0)).double()
+    whole = scores.exp()
+    for start in range(0, 64):
+        for length in (1, 3, 8, 17, 250):
+            part = slice(start, start + length)
+            assert torch.equal(scores[part].clone().exp(), whole[part])
