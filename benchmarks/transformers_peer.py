@@ -1,16 +1,15 @@
 """Peer for `polypath bench engine --vs transformers`: `generate` on the same dequantized weights.
 
-Protocol: one JSON line {"model", "threads", "workloads": [...], "repeats"} on standard input; one
-JSON line of measurements on standard output, in the order of the workloads.
+Runs under the project's own Python, which has transformers in its `dev` extra. Protocol: peer.py.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 
 import torch
+import transformers
+from peer import Run, Workload, answer, read_task
 from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria
 
 from polypath.runtime.checkpoint.source import Checkpoint, open_checkpoint
@@ -56,41 +55,45 @@ def load(checkpoint: Checkpoint) -> LlamaForCausalLM:
     return model.eval()
 
 
-def run(model: LlamaForCausalLM, workload: dict[str, int], seed: int) -> dict[str, float]:
-    """One greedy generate; rates as in runtime/bench.py."""
-    batch, prompt, new = (workload[k] for k in ("batch", "prompt_tokens", "new_tokens"))
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, model.config.vocab_size, (batch, prompt), generator=generator)
+def measure(model: LlamaForCausalLM, workload: Workload, prompts: list[list[int]]) -> Run:
+    """One greedy generate."""
+    ids = torch.tensor(prompts)
     clock = FirstTokenClock()
     start = time.perf_counter()
-    model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # its mixin's types clash
+    answers = model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # its mixin's types clash
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
-        min_new_tokens=new,
-        max_new_tokens=new,
+        min_new_tokens=workload.new_tokens,
+        max_new_tokens=workload.new_tokens,
         pad_token_id=0,
         stopping_criteria=[clock],
     )
     end, first = time.perf_counter(), clock.first_s or time.perf_counter()
-    return {
-        "prefill_tokens_s": batch * prompt / (first - start),
-        "decode_tokens_s": batch * (new - 1) / (end - first) if new > 1 else 0.0,
-    }
+    generated = answers.numel() - ids.numel()
+    return Run(
+        prompt_tokens=ids.numel(),
+        generated_tokens=generated,
+        start=start,
+        first=first,
+        end=end,
+        after_first=generated - workload.batch,
+    )
 
 
 def main() -> None:
     """Read the task, load, measure, print."""
-    task = json.loads(sys.stdin.readline())
-    torch.set_num_threads(task["threads"])
-    model = load(open_checkpoint(task["model"]))
+    task = read_task()
+    torch.set_num_threads(task.threads)
+    model = load(open_checkpoint(task.model))
     with torch.inference_mode():
-        run(model, {"batch": 1, "prompt_tokens": 16, "new_tokens": 2}, 0)
-        runs = [
-            [run(model, workload, seed) for seed in range(task["repeats"])]
-            for workload in task["workloads"]
-        ]
-    print(json.dumps(runs))
+        measure(model, Workload(1, 16, 2), [[0] * 16])  # first touches
+        answer(
+            task,
+            f"transformers {transformers.__version__}, torch {torch.__version__}, float32",
+            lambda workload: [{}],
+            lambda workload, settings, prompts: measure(model, workload, prompts),
+        )
 
 
 if __name__ == "__main__":
