@@ -55,33 +55,39 @@ def fits(pool: PoolSpec, node: Node) -> bool:
 
 
 def _fill(fleet: FleetSpec, places: list[Place], nodes: Sequence[Node]) -> list[Place]:
-    """Give pools that take a whole node the CPUs that are free after all others, and the gateway,
-    have theirs: as many as the smallest of the `num_workers` roomiest nodes.
+    """Give pools without num_cpus the CPUs that are free once all others, and the gateway, have
+    theirs.
     """
     fixed = [item for place in places if place.pool.num_cpus is not None for item in _items(place)]
     left = pack(fixed, _rooms(nodes)).left
     filled = []
     for place in places:
         if place.pool.num_cpus is None:
-            cpus, left = _share(fleet, place, left)
+            cpus = _share(fleet, place, left)
             place = replace(place, pool=replace(place.pool, num_cpus=cpus))
+            left = pack(_items(place), left).left
         filled.append(place)
     return filled
 
 
-def _share(fleet: FleetSpec, place: Place, left: list[Room]) -> tuple[float, list[Room]]:
-    """CPUs of each worker of a pool that takes whole nodes, and the rooms without them."""
-    names = {(node.id, node.name) for node in place.fitting}
-    rooms = [room for room in left if (room.node.id, room.node.name) in names]
-    rooms.sort(key=lambda room: -room.free.get("CPU", 0.0))
-    chosen = rooms[: place.pool.num_workers]
-    free = chosen[-1].free.get("CPU", 0.0) if chosen else 0.0
-    cpus = math.floor((free - fleet.gateway_cpus) * 100) / 100
-    if cpus < LEAST_CPUS:
+def _share(fleet: FleetSpec, place: Place, left: list[Room]) -> float:
+    """CPUs of each worker of a pool that takes whole nodes, or with each GPU its part of a node:
+    those of the smallest of the `num_workers` largest parts, since all workers of a pool are equal.
+    """
+    parts: list[float] = []
+    for room in left:
+        if fits(place.pool, room.node):
+            gpus = place.pool.num_gpus
+            number = int(room.free.get("GPU", 0.0) / gpus) if gpus else 1
+            free = room.free.get("CPU", 0.0) - fleet.gateway_cpus
+            parts += [free / number] * number
+    parts = sorted(parts, reverse=True)[: place.pool.num_workers]
+    parts = [math.floor(part * 100) / 100 for part in parts if part >= LEAST_CPUS]
+    if len(parts) < place.pool.num_workers:
         title = pool_title(fleet, place.model, place.pool)
-        raise ConfigurationError(_prefixed(place, no_room(title, place.pool, place.fitting, 0)))
-    taken = replace(place, pool=replace(place.pool, num_cpus=cpus))
-    return cpus, pack(_items(taken), left).left
+        sentence = no_room(title, place.pool, place.fitting, len(parts))
+        raise ConfigurationError(_prefixed(place, sentence))
+    return parts[-1]
 
 
 def _require_room(fleet: FleetSpec, places: list[Place], nodes: Sequence[Node]) -> None:
