@@ -140,7 +140,8 @@ def _secured(request: ServeRequest, cert: str | None, key: str | None) -> ServeR
 def _refuse_options_beside(file: Path, config: EngineConfig) -> None:
     """A file says everything about models; nothing given beside it may be lost in silence."""
     given = ["MODEL"] * bool(config.model)
-    given += [f"--{name.replace('_', '-')}" for name in config.asked()]
+    for name, value in config.asked().items():
+        given.append(("--no-" if value is False else "--") + name.replace("_", "-"))
     if given:
         raise ConfigurationError(
             f"{', '.join(given)} cannot stand beside --config; write it into {file.name}"
