@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..runtime.errors import EngineError, PolypathError, QueueFullError
@@ -22,6 +23,11 @@ class WorkerLink(Protocol):
     All four raise `EngineError` when the worker cannot be reached or has died; `generate` also
     raises what the engine says to the request: `RequestError`, `QueueFullError`.
     """
+
+    @property
+    def kind(self) -> str:
+        """What tokens travel on: `road`, `handle` or `local`; shown in /v1/paths."""
+        ...
 
     async def describe(self) -> dict[str, Any]:  # JSON: model, plan, hardware, limits
         """What the worker is; does not change while it lives."""
@@ -47,6 +53,8 @@ class WorkerLink(Protocol):
 class LocalLink:
     """A worker in this process: tests, and the plain twin of every other link."""
 
+    kind = "local"
+
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
@@ -60,12 +68,12 @@ class LocalLink:
         return self._worker.load()
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        outputs = self._worker.generate(request)
         finished = False
         try:
-            async for output in outputs:
-                finished = output.finish_reason is not None
-                yield output
+            async with aclosing(self._worker.generate(request)) as outputs:
+                async for output in outputs:
+                    finished = output.finish_reason is not None
+                    yield output
         finally:
             if not finished:
                 self._worker.cancel(request.id)
@@ -81,6 +89,8 @@ class HandleLink:
     request, whichever that is. All calls count against Serve's limit of ongoing requests, which
     therefore lies above what the engine holds.
     """
+
+    kind = "handle"
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle

@@ -10,8 +10,9 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator
-from dataclasses import asdict
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 
 from ..runtime.config import EngineConfig
 from ..runtime.engine import Engine
@@ -20,11 +21,22 @@ from ..runtime.forward_mode import ForwardMode
 from ..runtime.request import Request, RequestOutput
 from ..runtime.startup import OnProgress, StartupEvent
 from .load import LoadMeter, WorkerLoad
+from .outlet import Outlet, StreamOutlet
 from .place import Place
 
 logger = logging.getLogger(__name__)
 
 IDLE_BEAT_S = 0.5  # an idle engine thread wakes this often, so that its heartbeat stays young
+
+AfterStep = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An open request: the id its sender gave it, and where its outputs go."""
+
+    request_id: str
+    outlet: Outlet
 
 
 class Worker:
@@ -39,7 +51,10 @@ class Worker:
         self.worker_id = f"worker-{uuid.uuid4().hex[:8]}"
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[str, asyncio.Queue[RequestOutput | EngineError]] = {}
+        self._streams: dict[str, Stream] = {}  # by the engine's name of the request
+        self._generating: set[str] = set()  # request ids of open `generate` iterators
+        self._attempts = count(1)
+        self._listeners: list[AfterStep] = []
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -77,38 +92,69 @@ class Worker:
         if self._thread is not None:
             self._thread.join(timeout=10.0)
 
-    async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """One item per step that gives this request something; closing the iterator cancels the
         request.
 
         Raises RequestError, ContextLengthError or QueueFullError before the first item, EngineError
         when the engine dies.
         """
+        if request.id in self._generating:
+            raise RequestError(f"a request with id {request.id!r} is running already", "id")
+        outlet = StreamOutlet(request)
+        key = self.open(request, outlet)
+        self._generating.add(request.id)
+        try:
+            async for output in outlet.outputs():
+                yield output
+        finally:
+            self._generating.discard(request.id)
+            self.close(key)
+
+    def open(self, request: Request, outlet: Outlet) -> str:
+        """Queue a request whose outputs go to `outlet`, on the loop that runs now. Returns the name
+        that the engine knows it by: its id, or another one while an earlier attempt has not ended.
+
+        Raises RequestError, ContextLengthError, QueueFullError or EngineError; then nothing was
+        queued.
+        """
         self._require_alive()
         self._loop = asyncio.get_running_loop()
-        stream: asyncio.Queue[RequestOutput | EngineError] = asyncio.Queue()
-        if request.id in self._streams:
-            raise RequestError(f"a request with id {request.id!r} is running already", "id")
-        self.engine.submit(request)
-        self._streams[request.id] = stream
+        key = request.id
+        while key in self._streams or self.engine.knows(key):
+            key = f"{request.id}~{next(self._attempts)}"
+        self.engine.submit(request if key == request.id else replace(request, id=key))
+        self._streams[key] = Stream(request.id, outlet)
         self._wake.set()
-        try:
-            while True:
-                item = await stream.get()
-                if isinstance(item, EngineError):
-                    raise item
-                yield item
-                if item.finish_reason is not None:
-                    return
-        finally:
-            del self._streams[request.id]
-            self.cancel(request.id)
+        return key
+
+    def close(self, key: str) -> None:
+        """Nobody listens any more to what `open` called `key`: end it if it still runs."""
+        if self._streams.pop(key, None) is not None and self._engine is not None:
+            self._engine.cancel(key)
+            self._wake.set()
 
     def cancel(self, request_id: str) -> None:
-        """End a request before the next step; an ended or unknown one is left alone."""
+        """End a request before the next step; its last output still comes. An ended or unknown one
+        is left alone.
+        """
+        for key, stream in self._streams.items():
+            if stream.request_id == request_id:
+                self.cancel_attempt(key)
+
+    def cancel_attempt(self, key: str) -> None:
+        """The same for the one attempt that `open` called `key`."""
         if self._engine is not None:
-            self._engine.cancel(request_id)
+            self._engine.cancel(key)
             self._wake.set()
+
+    def listen(self, after_step: AfterStep) -> None:
+        """Call `after_step` on the loop once a step's outputs are in their outlets."""
+        self._listeners.append(after_step)
+
+    def unlisten(self, after_step: AfterStep) -> None:
+        """Undo `listen`."""
+        self._listeners.remove(after_step)
 
     def _require_alive(self) -> None:
         if self._failure is not None:
@@ -135,19 +181,25 @@ class Worker:
             self._fail_streams(self._failure)
 
     def _hand_over(self, outputs: list[RequestOutput]) -> None:
-        if outputs and self._loop is not None:
+        if self._loop is not None and (outputs or self._listeners):
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
+        streams = self._streams
         for output in outputs:
-            stream = self._streams.get(output.request_id)
+            stream = streams.get(output.request_id)
             if stream is not None:
-                stream.put_nowait(output)
+                stream.outlet.put(output)
+                if output.finish_reason is not None:
+                    del streams[output.request_id]
+        for after_step in self._listeners:
+            after_step()
 
     def _fail_streams(self, message: str) -> None:
         def fail() -> None:
-            for stream in self._streams.values():
-                stream.put_nowait(EngineError(message))
+            streams, self._streams = self._streams, {}
+            for stream in streams.values():
+                stream.outlet.fail(EngineError(message))
 
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(fail)

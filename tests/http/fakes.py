@@ -64,6 +64,8 @@ def ids_of(text: str) -> list[int]:
 class FakeLink:
     """Speaks `says` a token a step, then ends. Every request it saw, and every cancel, is kept."""
 
+    kind = "local"
+
     def __init__(
         self,
         says: str | list[int] = "hello",

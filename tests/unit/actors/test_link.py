@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -19,7 +19,7 @@ class PacedWorker:
         self.num_tokens = num_tokens
         self.cancelled: list[str] = []
 
-    async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         for position in range(self.num_tokens):
             await asyncio.sleep(0)
             last = position == self.num_tokens - 1
