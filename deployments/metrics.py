@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
+WORKER_LABELS = ("worker", "model", "pool")
 WORKER_GAUGES = (  # key in stats(), metric name after polypath_worker_, help
     ("running", "running", "Requests in the running batch"),
     ("waiting", "waiting", "Requests in the worker's queue"),
@@ -121,6 +122,7 @@ class WorkerStats:
 
     worker: str
     model: str
+    pool: str
     device: str
     path: str
     stats: Mapping[str, Any] | None  # JSON
@@ -130,12 +132,14 @@ class _WorkerCollector:
     def __init__(self, workers: list[WorkerStats]) -> None:
         self._workers = workers
         self._answered = [
-            ((item.worker, item.model), item.stats) for item in workers if item.stats is not None
+            ((item.worker, item.model, item.pool), item.stats)
+            for item in workers
+            if item.stats is not None
         ]
 
     def collect(self) -> Iterator[Metric]:
         yield self._up()
-        labels = ("worker", "model")
+        labels = WORKER_LABELS
         for key, name, text in WORKER_GAUGES:
             gauge = GaugeMetricFamily(f"polypath_worker_{name}", text, labels=labels)
             yield self._filled(gauge, key)
@@ -146,10 +150,10 @@ class _WorkerCollector:
         yield self._steps()
 
     def _up(self) -> Metric:
-        labels = ("worker", "model", "device", "path")
+        labels = (*WORKER_LABELS, "device", "path")
         metric = GaugeMetricFamily("polypath_worker_up", "1 if the worker answered", labels=labels)
         for item in self._workers:
-            names = (item.worker, item.model, item.device, item.path)
+            names = (item.worker, item.model, item.pool, item.device, item.path)
             metric.add_metric(names, 0.0 if item.stats is None else 1.0)
         return metric
 
@@ -163,7 +167,7 @@ class _WorkerCollector:
         metric = CounterMetricFamily(
             "polypath_worker_requests",
             "Requests that ended, by reason",
-            labels=("worker", "model", "finish_reason"),
+            labels=(*WORKER_LABELS, "finish_reason"),
         )
         for labels, stats in self._answered:
             for reason, count in stats.get("requests_total", {}).items():
@@ -174,7 +178,7 @@ class _WorkerCollector:
         metric = CounterMetricFamily(
             "polypath_worker_steps",
             "Forward passes by mode, runner and reason",
-            labels=("worker", "model", "mode", "runner", "reason"),
+            labels=(*WORKER_LABELS, "mode", "runner", "reason"),
         )
         for labels, stats in self._answered:
             for step in stats.get("steps", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from fastapi import APIRouter
@@ -79,6 +80,7 @@ def _model(model: ServedModel) -> JsonObject:
         "owned_by": "polypath",
         "max_model_len": model.max_model_len or None,
         "workers": len(model.workers),
+        "pools": dict(Counter(worker.pool for worker in model.workers.values())),
         "chat_template": None
         if model.prompts.chat_template is None
         else model.prompts.chat_template.source,
@@ -118,6 +120,12 @@ def _paths(worker: Worker, stats: dict[str, Any] | None) -> JsonObject:  # JSON
     return {
         "worker_id": worker.id,
         "model": worker.model,
+        "pool": worker.pool,
+        "node": {
+            "id": said.get("node_id"),
+            "address": said.get("node_address"),
+            "labels": worker.labels,
+        },
         "fingerprint": worker.fingerprint,
         "path": worker.paths,
         "plan": said.get("plan"),
@@ -135,4 +143,4 @@ def _paths(worker: Worker, stats: dict[str, Any] | None) -> JsonObject:  # JSON
 
 def _worker_stats(worker: Worker, stats: dict[str, Any] | None) -> WorkerStats:  # JSON
     device = str((worker.description.get("plan") or {}).get("device", "unknown"))
-    return WorkerStats(worker.id, worker.model, device, worker.path_header, stats)
+    return WorkerStats(worker.id, worker.model, worker.pool, device, worker.path_header, stats)

@@ -46,7 +46,8 @@ def headline(worker: dict[str, Any]) -> str:  # JSON of one worker in /v1/paths
     if stats is not None:
         load = f"{stats['running']} running, {stats['waiting']} waiting, "
         load += f"{stats['kv_pages_used']} of {stats['kv_pages_total']} KV pages"
-    return f"{worker['worker_id']}  {worker['model']}  {worker['fingerprint']}  {load}"
+    where = ", ".join(filter(None, (f"pool {worker['pool']}", worker["node"]["address"])))
+    return f"{worker['worker_id']}  {worker['model']}  {where}  {worker['fingerprint']}  {load}"
 
 
 def paths_table(worker: dict[str, Any]) -> Table:  # JSON of one worker in /v1/paths

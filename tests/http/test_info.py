@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from polypath.actors.place import Place
 from polypath.deployments.api_settings import ApiSettings
 from polypath.deployments.gateway import Gateway
 from polypath.runtime.checkpoint.source import Checkpoint
@@ -118,6 +119,24 @@ async def test_paths_show_plan_hardware_and_counts(serve: Serve) -> None:
     assert path["stats"]["kv_pages_total"] == 100
 
 
+async def test_each_worker_is_shown_with_its_pool_and_node(serve: Serve) -> None:
+    class PlacedLink(FakeLink):
+        async def describe(self) -> dict[str, Any]:
+            place = Place(pool=f"pool-{self.worker_id}", node_id="a1", labels={"zone": "b"})
+            return await super().describe() | place.to_json()
+
+    gateway = await serve(PlacedLink(worker_id="w1"), PlacedLink(worker_id="w2"))
+    async with client_of(gateway) as client:
+        paths = (await client.get("/v1/paths")).json()["data"]
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        metrics = (await client.get("/metrics")).text
+    assert [path["pool"] for path in paths] == ["pool-w1", "pool-w2"]
+    assert paths[0]["node"] == {"id": "a1", "address": "", "labels": {"zone": "b"}}
+    assert (model["workers"], model["pools"]) == (2, {"pool-w1": 1, "pool-w2": 1})
+    assert 'polypath_worker_running{model="tiny",pool="pool-w1",worker="w1"}' in metrics
+    assert 'pool="pool-w2",worker="w2"} 1.0' in metrics
+
+
 async def test_worker_counters_are_the_same_from_any_gateway(serve: Serve) -> None:
     link = FakeLink()
     texts = []
@@ -131,11 +150,11 @@ async def test_worker_counters_are_the_same_from_any_gateway(serve: Serve) -> No
             in text
         )
     assert texts[0] == texts[1]
-    own = 'model="tiny",worker="worker-fake"'
+    own = 'model="tiny",pool="",worker="worker-fake"'
     expected = [
         f"polypath_worker_prompt_tokens_total{{{own}}} 7.0",
         f'polypath_worker_requests_total{{finish_reason="stop",{own}}} 2.0',
-        'polypath_worker_steps_total{mode="decode",model="tiny",reason="planned",'
+        'polypath_worker_steps_total{mode="decode",model="tiny",pool="",reason="planned",'
         'runner="eager",worker="worker-fake"} 5.0',
     ]
     assert set(expected) <= set(texts[0])

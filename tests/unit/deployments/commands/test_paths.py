@@ -11,6 +11,8 @@ from polypath.deployments.commands.paths import headline, paths_table
 WORKER: dict[str, Any] = {
     "worker_id": "worker-1",
     "model": "smol",
+    "pool": "t4",
+    "node": {"id": "a1", "address": "10.0.0.7", "labels": {"zone": "b"}},
     "fingerprint": "pp-0123456789ab",
     "path": {"decode": "eager+torch_sdpa+torch", "prefill": "eager+torch_sdpa+torch"},
     "steps": [
@@ -32,7 +34,7 @@ def test_each_mode_has_a_row_with_its_path_and_steps_on_a_narrow_terminal() -> N
 
 def test_the_headline_says_how_busy_the_worker_is() -> None:
     text = headline(WORKER)
-    assert text.startswith("worker-1  smol  pp-0123456789ab")
+    assert text.startswith("worker-1  smol  pool t4, 10.0.0.7  pp-0123456789ab")
     assert "2 running, 5 waiting, 7 of 100 KV pages" in text
 
 
