@@ -9,6 +9,7 @@ import typer
 
 from ..runtime.errors import PolypathError
 from .commands.bench import bench
+from .commands.bench_serve import bench_serve
 from .commands.chat import chat
 from .commands.key import key
 from .commands.paths import paths
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 for command in (serve, chat, paths, probe, plan, key):
     app.command()(command)
+bench.command("serve")(bench_serve)
 app.add_typer(bench, name="bench")
 
 

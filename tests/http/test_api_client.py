@@ -53,7 +53,7 @@ async def test_a_certificate_is_trusted_when_it_is_named(
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-    with pytest.raises(ApiClientError, match="is not trusted .* SSL_CERT_FILE"):
+    with pytest.raises(ApiClientError, match=r"is not trusted .* SSL_CERT_FILE"):
         await asyncio.to_thread(models, url)
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     assert await asyncio.to_thread(models, url) == ["tiny"]
