@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from .errors import EngineError
 from .forward_mode import ForwardMode
 from .kv.pages import Pages
 from .kv.pool import KVPool
+from .ladder import capture_graphs
 from .linear import registry as linear_registry
 from .model_runner import ModelRunner
 from .models.decoder import Decoder
@@ -29,12 +31,13 @@ from .planning.plan import ExecutionPlan
 from .planning.planner import plan as make_plan
 from .planning.probe import probe
 from .runners import registry as runner_registry
+from .runners.runner import Runner, RunnerParts
 from .self_check import SelfCheckError, bound_of, self_check
 from .weights import WeightLoader, stored_bytes
 
 logger = logging.getLogger(__name__)
 
-Stage = Literal["probe", "plan", "weights", "kv_pool", "self_check", "ready"]
+Stage = Literal["probe", "plan", "weights", "kv_pool", "graphs", "self_check", "ready"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +87,24 @@ class _Stages:
         )
 
 
+class _PathRefused(SelfCheckError):
+    """The self-check refused what `plan` had become by then."""
+
+    def __init__(self, message: str, plan: ExecutionPlan) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
 YARDSTICK = {
     "runner": "eager",
     "attention_backend": "torch_sdpa",
     "ops": "torch",
     "linear_method": "dense",
 }
-"""What is left when the self-check refuses a path: the plain one, which the check compares with."""
+"""The plain path, which the self-check compares with: the last that is left."""
+
+FALLBACKS = ({}, {"runner": "eager"}, YARDSTICK)
+"""What the self-check falls back to: the plan, the same kernels without graphs, the plain path."""
 
 
 def start(
@@ -102,8 +116,9 @@ def start(
     """Build all parts. Raises ModelError and PlanError before any weight is read. `cores_given`:
     CPUs that Ray gave this process, where Ray counts.
 
-    A path that fails the self-check is taken out, which the plan's events say, and the plain path
-    takes its place. EngineError when that fails too, or when the user named what failed.
+    A path that fails the self-check is taken out, which the plan's events say, and the next of
+    `FALLBACKS` takes its place. EngineError when that fails too, or when the user named what
+    failed.
     """
     stages = _Stages(on_progress)
     hardware = probe().with_cores_given(cores_given)
@@ -112,14 +127,23 @@ def start(
     checkpoint = open_checkpoint(config.model)
     plan = make_plan(hardware, checkpoint.config, config)
     stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
-    try:
-        return _build(config, hardware, checkpoint, plan, stages)
-    except SelfCheckError as error:
-        failure = str(error)
-    plan = _plan_without(failure, config, hardware, checkpoint, plan)
-    logger.warning("%s; starting again on %s", failure, plan.path_name(ForwardMode.DECODE))
-    stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
-    return _build(config, hardware, checkpoint, plan, stages)
+    failure = ""
+    for number, wishes in enumerate(FALLBACKS):
+        if number:
+            following = _plan_without(failure, wishes, config, hardware, checkpoint, plan)
+            if following is None:
+                continue
+            plan = following
+            logger.warning("%s; starting again on %s", failure, plan.path_name(ForwardMode.DECODE))
+            stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
+        try:
+            return _build(config, hardware, checkpoint, plan, stages)
+        except _PathRefused as error:
+            failure, plan = str(error), error.plan
+    raise EngineError(
+        f"{failure}; no other path is left on this node, so the worker does not start. "
+        "The model's files may be damaged; `--no-self-check` starts it all the same"
+    )
 
 
 def _build(
@@ -129,12 +153,15 @@ def _build(
     plan: ExecutionPlan,
     stages: _Stages,
 ) -> Started:
-    """Load and check one plan. Raises SelfCheckError."""
+    """Load and check one plan. Raises _PathRefused."""
     context = _context(checkpoint.config, plan)
     model = _load(checkpoint, plan, context, stages)
     kv, pages = _make_pool(checkpoint, plan)
     stages.done("kv_pool", f"{pages.num_usable} pages of {plan.page_size} tokens")
-    runner = _make_runner(model, kv, plan, context)
+    rung = capture_graphs(_make_runners(model, kv, plan, context), plan)
+    runner, plan = ModelRunner(rung.runners), rung.plan
+    if plan.capture_sizes:
+        stages.done("graphs", plan.path_name(ForwardMode.DECODE))
     plan = _check(config, model, runner, pages, plan, stages)
     return Started(
         hardware=hardware,
@@ -149,23 +176,21 @@ def _build(
 
 def _plan_without(
     failure: str,
+    wishes: dict[str, str],
     config: EngineConfig,
     hardware: Hardware,
     checkpoint: Checkpoint,
     failed: ExecutionPlan,
-) -> ExecutionPlan:
-    """The plain path in place of what the planner had chosen by itself; EngineError when that was
-    it.
+) -> ExecutionPlan | None:
+    """The plan with plainer choices in place of what the planner had chosen by itself; None where
+    that is what has failed.
     """
-    auto = {name: plain for name, plain in YARDSTICK.items() if getattr(config, name) == "auto"}
+    auto = {name: plain for name, plain in wishes.items() if getattr(config, name) == "auto"}
     plan = make_plan(hardware, checkpoint.config, replace(config, **auto))
     if (plan.paths, plan.linear_method) == (failed.paths, failed.linear_method):
-        raise EngineError(
-            f"{failure}; no other path is left on this node, so the worker does not start. "
-            "The model's files may be damaged; `--no-self-check` starts it all the same"
-        )
+        return None
     origins = plan.origins | {name: failed.origins[name] for name in auto}
-    plan = replace(plan, origins=origins)
+    plan = replace(plan, origins=origins, events=failed.events)
     return plan.with_event("self_check", f"{failure}: that path was taken out")
 
 
@@ -227,24 +252,46 @@ def _storage(plan: ExecutionPlan) -> str:
     return plan.dtype if plan.linear_method == "dense" else plan.linear_method
 
 
-def _make_runner(
+def _make_runners(
     model: Decoder, kv: KVPool, plan: ExecutionPlan, context: BuildContext
-) -> ModelRunner:
-    """One backend per distinct name; each mode's runner in front of the eager one."""
+) -> dict[ForwardMode, tuple[Runner, ...]]:
+    """Of each mode, best first: the planned runner, then its rungs; each made once a backend."""
     backends = {
         name: find(attention_registry.CANDIDATES, name).load().build(context)
         for name in sorted({path.attention_backend for path in plan.paths.values()})
     }
-    runners = {}
-    for mode, path in plan.paths.items():
-        names = (path.runner,) if path.runner == "eager" else (path.runner, "eager")
-        runners[mode] = tuple(
-            find(runner_registry.CANDIDATES, name)
-            .load()
-            .build(model, kv, backends[path.attention_backend])
-            for name in names
+
+    @cache
+    def make(name: str, backend: str) -> Runner:
+        parts = RunnerParts(
+            model=model,
+            kv=kv,
+            attention=backends[backend],
+            context=context,
+            capture_sizes=plan.capture_sizes,
+            max_tokens=plan.max_num_batched_tokens,
+            max_rows=plan.max_num_seqs,
+            max_pages=-(-plan.max_model_len // plan.page_size),
         )
-    return ModelRunner(runners)
+        return find(runner_registry.CANDIDATES, name).load().build(parts)
+
+    return {
+        mode: tuple(make(name, path.attention_backend) for name in _rungs(mode, plan))
+        for mode, path in plan.paths.items()
+    }
+
+
+def _rungs(mode: ForwardMode, plan: ExecutionPlan) -> list[str]:
+    """The planned runner, the piecewise one of other modes where attention is the same, eager."""
+    path = plan.paths[mode]
+    others = [
+        other.runner
+        for other in plan.paths.values()
+        if path.runner != "eager"
+        and other.attention_backend == path.attention_backend
+        and not find(runner_registry.CANDIDATES, other.runner).capability.captures_attention
+    ]
+    return list(dict.fromkeys([path.runner, *others, "eager"]))
 
 
 def _check(
@@ -262,7 +309,8 @@ def _check(
         model, runner, pages, bound=bound_of(plan), max_model_len=plan.max_model_len
     )
     if not result.passed:
-        raise SelfCheckError(f"{plan.path_name(ForwardMode.DECODE)}: {result.sentence()}")
+        path = plan.path_name(ForwardMode.DECODE)
+        raise _PathRefused(f"{path}: {result.sentence()}", plan)
     plan = plan.with_event("self_check", result.sentence())
     stages.done("self_check", result.sentence(), {"error": result.error, "bound": result.bound})
     return plan

@@ -146,6 +146,7 @@ def cos_sin(
 
 def gather_rows(library: Library, x_TH: torch.Tensor, index_R: torch.Tensor) -> torch.Tensor:
     """Rows of a contiguous float32 tensor by int64 index: [R, H]."""
+    assert index_R.is_contiguous() and x_TH.is_contiguous(), "the kernel reads plain rows"
     rows, width = index_R.numel(), x_TH.shape[1]
     out = torch.empty(rows, width)
     library.functions(rows)["pp_gather_rows"](

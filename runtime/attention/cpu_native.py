@@ -4,6 +4,8 @@ layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ...kernels.cpu import ops as native
@@ -21,6 +23,7 @@ CAPABILITY = Capability(
     dtypes=("float32",),
     kv_dtypes=("float32", "bfloat16"),
     sliding_window=True,
+    graph_support="always",
     batch_invariant=True,
     native_kernels=True,
 )
@@ -57,6 +60,45 @@ class CpuNativeBackend:
             self._windows[layer],
             self._scale,
         )
+
+    def prepare_capture(self, batch: ForwardBatch) -> CpuNativeCaptured:
+        """Static lengths beside the batch's static page table."""
+        return CpuNativeCaptured(self, batch)
+
+    def read_from(
+        self, page_table: torch.Tensor, query_starts: torch.Tensor, kv_lens: torch.Tensor
+    ) -> None:
+        """Let `attend` read these int32 tensors."""
+        self._page_table, self._query_starts, self._kv_lens = page_table, query_starts, kv_lens
+
+
+class CpuNativeCaptured:
+    """Lengths of decode rows at fixed addresses; padding sees one token of the scratch page."""
+
+    def __init__(self, backend: CpuNativeBackend, batch: ForwardBatch) -> None:
+        self._backend = backend
+        self._page_table = batch.page_table
+        self._query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
+        self._kv_lens = torch.tensor(batch.kv_lens, dtype=torch.int32)
+        self._num_filled = 0
+
+    def refresh(self, batch: ForwardBatch) -> None:
+        """This step's lengths; every row has one query."""
+        assert batch.num_tokens == batch.num_rows, "graphs of whole steps are for decode batches"
+        rows = batch.num_rows
+        lens = self._kv_lens.numpy()
+        lens[:rows] = batch.kv_lens
+        if rows < self._num_filled:
+            lens[rows : self._num_filled] = 1
+        self._num_filled = rows
+
+    def use(self) -> None:
+        """Let the backend read from here."""
+        self._backend.read_from(self._page_table, self._query_starts, self._kv_lens)
+
+    def inputs(self) -> Sequence[torch.Tensor]:
+        """Static tensors."""
+        return self._query_starts, self._kv_lens
 
 
 def build(context: BuildContext) -> CpuNativeBackend:

@@ -42,6 +42,7 @@ class Capability:
     sliding_window: bool = False
     graph_support: GraphSupport = "never"  # of attention: which batches may be captured
     captures_attention: bool = False  # of runners: attention runs inside the captured graph
+    captures_native: bool = False  # of runners: only native kernels can be captured
     batch_invariant: bool = False  # a row's result does not depend on its neighbours
     packages: tuple[str, ...] = ()  # keys of Hardware.packages, "name" or "name>=1.2"
     needs_compiler: bool = False  # a C++ compiler with Python's headers, at start

@@ -9,7 +9,7 @@ from ..config import EngineConfig, ModelConfig
 from ..errors import PlanError
 from ..forward_mode import ForwardMode
 from .candidate import find
-from .capability import ALL_DTYPES, STEP_MODES, CandidateKind
+from .capability import ALL_DTYPES, STEP_MODES, CandidateKind, Capability
 from .device import DEVICES, why_not_device
 from .dtypes import dtype_candidates, why_not_dtype
 from .hardware import Hardware
@@ -106,13 +106,23 @@ def _refusals(
     refusals = why_not(capability, situation)
     assert situation.mode is not None, "candidates of paths are asked by mode"
     if kind == "runner" and situation.device in capability.devices:
-        backend = chosen.paths[situation.mode].attention_backend
-        together = why_not_together(capability, find(REGISTRIES["attention"], backend).capability)
+        together = why_not_together(capability, *_others(chosen, situation.mode))
         refusals += [together] if together is not None else []
     taken = getattr(chosen.paths[situation.mode], WISHES[kind])
     if not refusals and name != taken:
         refusals = [_passed_over(kind, name, taken, config)]
     return tuple(refusals)
+
+
+def _others(chosen: Selection, mode: ForwardMode) -> list[Capability]:
+    """What a runner of this mode would have to launch."""
+    path = chosen.paths[mode]
+    names: tuple[tuple[CandidateKind, str], ...] = (
+        ("attention", path.attention_backend),
+        ("ops", path.ops),
+        ("linear", chosen.linear_method),
+    )
+    return [find(REGISTRIES[kind], name).capability for kind, name in names]
 
 
 def _passed_over(kind: CandidateKind, name: str, taken: str, config: EngineConfig) -> Refusal:
@@ -184,13 +194,19 @@ def _blocking_kind(
 
 
 def _blocking_pairs(config: EngineConfig) -> Iterable[Refusal]:
-    if "auto" in (config.runner, config.attention_backend):
+    """Of a named runner: why it cannot launch what else was named."""
+    if config.runner == "auto":
         return
     runner = find(REGISTRIES["runner"], config.runner).capability
-    backend = find(REGISTRIES["attention"], config.attention_backend).capability
-    together = why_not_together(runner, backend)
-    if together is not None:
-        yield together
+    for kind in ("attention", "ops", "linear"):
+        name = getattr(config, WISHES[kind])
+        together = (
+            None
+            if name == "auto"
+            else why_not_together(runner, find(REGISTRIES[kind], name).capability)
+        )
+        if together is not None:
+            yield together
 
 
 def _nearest(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..config import EngineConfig, ModelConfig
 from ..errors import PlanError
 from ..forward_mode import ForwardMode
+from .candidate import find
 from .device import first_usable_gpu, why_not_device
 from .dtypes import dtype_notes
 from .explanation import no_plan, refuse_unknown_names, rejections
@@ -13,7 +14,7 @@ from .memory import device_budget
 from .plan import ExecutionPlan, Origin
 from .refusal import Refusal
 from .rules import Situation, native_variant
-from .selection import WISHES, Selection, select
+from .selection import REGISTRIES, WISHES, Selection, select
 from .sizes import Sizes, choose_sizes
 
 ENVIRONMENT = {"cpu": {"OMP_WAIT_POLICY": "passive"}}
@@ -72,6 +73,7 @@ def _plan(
         memory=sizes.memory,
         num_threads=_num_threads(hardware, config),
         native_kernels=_native_kernels(hardware, selection),
+        capture_sizes=_capture_sizes(selection, sizes.max_num_seqs),
         environment=dict(ENVIRONMENT.get(situation.device, {})),
         rejected=tuple(rejections(hardware, model, config, selection)),
         origins=_origins(model, config, situation) | sizes.origins,
@@ -88,6 +90,15 @@ def _num_threads(hardware: Hardware, config: EngineConfig) -> int:
     lift = f"--num-threads {most} or fewer"
     refusal = Refusal(rule="num_threads", kind="unavailable", sentence=sentence, lift=lift)
     raise PlanError(f"{sentence}. What would work: {lift}.", [refusal], lift)
+
+
+def _capture_sizes(selection: Selection, max_num_seqs: int) -> tuple[int, ...]:
+    """Decode rows that get a graph of their own: powers of two, and the most that may run."""
+    runner = find(REGISTRIES["runner"], selection.paths[ForwardMode.DECODE].runner)
+    if not runner.capability.captures_attention:
+        return ()
+    powers = [2**i for i in range(max_num_seqs.bit_length()) if 2**i < max_num_seqs]
+    return (*powers, max_num_seqs)
 
 
 def _native_kernels(hardware: Hardware, selection: Selection) -> str | None:

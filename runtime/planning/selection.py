@@ -93,16 +93,33 @@ def allowed(kind: CandidateKind, config: EngineConfig, mode: ForwardMode | None)
     return [named] if claims else list(REGISTRIES[kind])
 
 
-def why_not_together(runner: Capability, backend: Capability) -> Refusal | None:
-    """Why a runner cannot launch an attention backend."""
-    if not runner.captures_attention or backend.graph_support != "never":
-        return None
-    return Refusal(
-        rule="graph_support",
-        kind="unavailable",
-        sentence=f"{runner.name} captures attention, which {backend.name} does not allow",
-        lift="another attention backend, or a runner that captures piecewise",
-    )
+def why_not_together(runner: Capability, *others: Capability) -> Refusal | None:
+    """Why a runner cannot launch an attention backend, ops table or linear method."""
+    for other in others:
+        refusal = _why_not_pair(runner, other)
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def _why_not_pair(runner: Capability, other: Capability) -> Refusal | None:
+    is_attention = other.kind == "attention"
+    if is_attention and runner.captures_attention and other.graph_support == "never":
+        return Refusal(
+            rule="graph_support",
+            kind="unavailable",
+            sentence=f"{runner.name} captures attention, which {other.name} does not allow",
+            lift="another attention backend, or a runner that captures piecewise",
+        )
+    is_captured = not is_attention or runner.captures_attention
+    if runner.captures_native and is_captured and not other.native_kernels:
+        return Refusal(
+            rule="graph_support.native",
+            kind="unavailable",
+            sentence=f"{runner.name} captures native kernels alone, and {other.name} runs others",
+            lift="native kernels for attention, ops and linear layers, or --runner eager",
+        )
+    return None
 
 
 def _devices_and_dtypes(
@@ -150,24 +167,36 @@ def _select_at(
 ) -> tuple[int, Selection] | None:
     """(cost, selection) at fixed shared values."""
     situation = _situation(hardware, model, config, device, dtype, page_size)
-    methods = [
-        (_linear_rank(c, model), c.name)
-        for c in allowed("linear", config, None)
+    found = [
+        (_linear_rank(c, model) + sum(cost for cost, _ in best), place, c.name, best)
+        for place, c in enumerate(allowed("linear", config, None))
         if not why_not(c.capability, situation)
+        and (best := _best_paths(situation, config, c.capability)) is not None
     ]
-    found = [_best_path(replace(situation, mode=mode), config) for mode in STEP_MODES]
-    paths = [path for path in found if path is not None]
-    if not methods or len(paths) < len(found):
+    if not found:
         return None
-    rank, method = min(methods)
-    return rank + sum(cost for cost, _ in paths), Selection(
+    cost, _, method, best = min(found, key=lambda item: item[:2])
+    return cost, Selection(
         situation=situation,
         linear_method=method,
-        paths={path.mode: path for _, path in paths},
+        paths={path.mode: path for _, path in best},
     )
 
 
-def _best_path(situation: Situation, config: EngineConfig) -> tuple[int, ExecutionPath] | None:
+def _best_paths(
+    situation: Situation, config: EngineConfig, linear_method: Capability
+) -> list[tuple[int, ExecutionPath]] | None:
+    """(cost, path) of every mode, or None where one has none."""
+    found = [
+        _best_path(replace(situation, mode=mode), config, linear_method) for mode in STEP_MODES
+    ]
+    paths = [path for path in found if path is not None]
+    return paths if len(paths) == len(found) else None
+
+
+def _best_path(
+    situation: Situation, config: EngineConfig, linear_method: Capability
+) -> tuple[int, ExecutionPath] | None:
     assert situation.mode is not None, "a path belongs to a mode"
     fitting = [
         [c for c in allowed(kind, config, situation.mode) if not why_not(c.capability, situation)]
@@ -181,7 +210,8 @@ def _best_path(situation: Situation, config: EngineConfig) -> tuple[int, Executi
             table,
         )
         for runner, backend, table in product(*fitting)
-        if why_not_together(runner.capability, backend.capability) is None
+        if why_not_together(runner.capability, backend.capability, table.capability, linear_method)
+        is None
     ]
     if not found:
         return None

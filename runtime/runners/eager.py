@@ -9,7 +9,7 @@ from ..forward_batch import ForwardBatch
 from ..kv.pool import KVPool
 from ..models.decoder import Decoder
 from ..planning.capability import Capability
-from .runner import Reason
+from .runner import Reason, RunnerParts
 
 CAPABILITY = Capability(
     name="eager", kind="runner", source="runtime/runners/eager.py", devices=("cpu", "cuda")
@@ -36,6 +36,6 @@ class EagerRunner:
         return self._model.forward(batch, self._kv, self._attention)
 
 
-def build(model: Decoder, kv: KVPool, attention: AttentionBackend) -> EagerRunner:
+def build(parts: RunnerParts) -> EagerRunner:
     """The runner over one model, pool and backend."""
-    return EagerRunner(model, kv, attention)
+    return EagerRunner(parts.model, parts.kv, parts.attention)

@@ -23,28 +23,11 @@ PIECEWISE_CUDA_GRAPH = Capability(
     modes=(ForwardMode.PREFILL, ForwardMode.MIXED),
     built=False,
 )
-CPU_GRAPH = Capability(
-    name="cpu_graph",
-    kind="runner",
-    source="runtime/runners/graph.py",
-    devices=("cpu",),
-    modes=(ForwardMode.DECODE,),
-    captures_attention=True,
-    built=False,
-)
-PIECEWISE_CPU_GRAPH = Capability(
-    name="piecewise_cpu_graph",
-    kind="runner",
-    source="runtime/runners/piecewise.py",
-    devices=("cpu",),
-    modes=(ForwardMode.PREFILL, ForwardMode.MIXED),
-    built=False,
-)
 
 CANDIDATES = (
     recorded(CUDA_GRAPH),
     recorded(PIECEWISE_CUDA_GRAPH),
-    recorded(CPU_GRAPH),
-    recorded(PIECEWISE_CPU_GRAPH),
+    Candidate("cpu_graph", "runners.cpu_graph"),
+    Candidate("piecewise_cpu_graph", "runners.piecewise_cpu_graph"),
     Candidate("eager", "runners.eager"),
 )

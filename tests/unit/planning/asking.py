@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from polypath.runtime.config import EngineConfig
+from polypath.runtime.forward_mode import ForwardMode
 from polypath.runtime.planning.plan import ExecutionPlan
 
 YARDSTICK = "eager+torch_sdpa+torch"
-NATIVE = "eager+cpu_native+cpu_native"
+NATIVE = {
+    ForwardMode.DECODE: "cpu_graph+cpu_native+cpu_native",
+    ForwardMode.PREFILL: "piecewise_cpu_graph+cpu_native+cpu_native",
+    ForwardMode.MIXED: "piecewise_cpu_graph+cpu_native+cpu_native",
+}
 PROFILES = ("avx2", "h100", "t4")
 
 

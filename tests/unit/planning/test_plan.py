@@ -39,7 +39,7 @@ def test_the_fingerprint_ignores_memory_and_knows_what_decides(avx2, model) -> N
         plan(avx2, model, wishes(page_size=32)),
         plan(avx2, replace(model, num_layers=29), wishes()),
         plan(load_hardware("t4"), model, wishes()),
-        base.with_path(replace(base.paths[ForwardMode.DECODE], runner="cpu_graph")),
+        base.with_path(replace(base.paths[ForwardMode.DECODE], runner="eager")),
     ]
     names = [base.fingerprint(), *(other.fingerprint() for other in others)]
     assert all(a != b for a, b in itertools.combinations(names, 2))

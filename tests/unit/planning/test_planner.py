@@ -39,8 +39,9 @@ CARD_WITHOUT_CUDA = Gpu(index=0, name="NVIDIA card (/dev/nvidia0)", problem="NVM
 )
 def test_each_profile_gets_its_path(model, profile, device, dtype, batch) -> None:
     found = plan(load_hardware(profile), model, wishes())
-    path = YARDSTICK if device == "cuda" else NATIVE
-    assert {mode: found.path_name(mode) for mode in found.paths} == dict.fromkeys(STEP_MODES, path)
+    expected = dict.fromkeys(STEP_MODES, YARDSTICK) if device == "cuda" else NATIVE
+    assert {mode: found.path_name(mode) for mode in found.paths} == expected
+    assert found.capture_sizes == (() if device == "cuda" else (1, 2, 4, 8, 16, 32))
     assert (found.device, found.dtype, found.kv_dtype) == (device, dtype, dtype)
     method = "dense" if device == "cuda" else "dense_native"
     assert (found.page_size, found.linear_method) == (16, method)
@@ -59,7 +60,7 @@ def test_each_profile_gets_its_path(model, profile, device, dtype, batch) -> Non
         ("avx2", "linear/int8", {"rank"}),
         ("avx2", "linear/dense", {"rank"}),
         ("avx2", "runner/cuda_graph", {"device", "adapter"}),
-        ("avx2", "runner/cpu_graph", {"adapter", "graph_support"}),
+        ("avx2", "runner/eager", {"rank"}),
         ("avx2", "linear/fp8", {"device", "adapter"}),
         ("h100", "attention/flashinfer", {"package", "adapter"}),
         ("h100", "attention/triton", {"adapter"}),
@@ -150,18 +151,18 @@ def test_a_record_read_from_source_is_the_module_constant(kind) -> None:
             "--attention-backend cpu_native",
         ),
         ({"device": "cuda"}, {"device.card"}, "--device cpu"),
-        ({"runner": "cuda_graph"}, {"device", "adapter"}, "--runner eager"),
+        ({"runner": "cuda_graph"}, {"device", "adapter"}, "--runner cpu_graph"),
         ({"ops": "triton"}, {"device", "package", "adapter"}, "--ops cpu_native"),
         ({"linear_method": "fp8"}, {"device", "adapter"}, "--linear-method dense_native"),
         ({"kv_dtype": "fp8_e4m3"}, {"kv_dtype"}, "--kv-dtype float32"),
         (
-            {"runner": "cpu_graph", "attention_backend": "cpu_native"},
-            {"adapter", "graph_support"},
+            {"runner": "cpu_graph", "attention_backend": "torch_sdpa"},
+            {"graph_support"},
             "--runner eager",
         ),
         (
-            {"runner": "cpu_graph", "attention_backend": "torch_sdpa"},
-            {"adapter", "graph_support"},
+            {"runner": "cpu_graph", "linear_method": "dense"},
+            {"graph_support.native"},
             "--runner eager",
         ),
     ],
