@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.draw_row import draw_row
+from ..kernels.draw_row import RowDraw
 from ..kernels.philox import uniform
 from .logprobs import row_logprobs
 from .penalties import SamplingRow, adjust, changes_logits
@@ -45,6 +45,7 @@ class HostSampler:
     def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
+        self._row_draw = RowDraw(vocab_size)
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> HostSampled:
         """The next token of each row of `logits` [B, V], which stay unchanged."""
@@ -78,7 +79,7 @@ class HostSampler:
         params = row.sampling
         if not params.temperature:
             return likeliest
-        return draw_row(
+        return self._row_draw.draw(
             values,
             best,
             params.temperature,
