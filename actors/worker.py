@@ -181,8 +181,18 @@ class Worker:
             self._fail_streams(self._failure)
 
     def _hand_over(self, outputs: list[RequestOutput]) -> None:
-        if self._loop is not None and (outputs or self._listeners):
-            self._loop.call_soon_threadsafe(self._deliver, outputs)
+        if outputs or self._listeners:
+            self._on_loop(self._deliver, outputs)
+
+    def _on_loop(self, function: Callable[..., None], *args: object) -> None:
+        """Call from the engine's thread; nothing when the loop of the last request is closed."""
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         streams = self._streams
@@ -201,8 +211,7 @@ class Worker:
             for stream in streams.values():
                 stream.outlet.fail(EngineError(message))
 
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(fail)
+        self._on_loop(fail)
 
     def num_open(self) -> int:
         """Streams that have not ended."""
