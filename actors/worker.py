@@ -18,6 +18,7 @@ from ..runtime.config import EngineConfig
 from ..runtime.engine import Engine
 from ..runtime.errors import EngineError, RequestError
 from ..runtime.forward_mode import ForwardMode
+from ..runtime.planning.features import FEATURES, is_batch_invariant
 from ..runtime.request import Request, RequestOutput
 from ..runtime.startup import OnProgress, StartupEvent
 from .load import LoadMeter, WorkerLoad
@@ -231,7 +232,7 @@ class Worker:
 
     def describe(self) -> dict[str, object]:
         """Identity, fixed at ready: plan, hardware, limits."""
-        plan = self.engine.plan
+        plan, calibration = self.engine.plan, self.engine.calibration
         return {
             "worker_id": self.worker_id,
             "model": self.config.served_model_name or self.engine.checkpoint.name,
@@ -243,6 +244,9 @@ class Worker:
             "fingerprint": plan.fingerprint(),
             "path": {str(mode): plan.path_name(ForwardMode(mode)) for mode in plan.paths},
             "plan": plan.to_json(),
+            "features": list(FEATURES),
+            "batch_invariant": is_batch_invariant(plan),
+            "calibration": None if calibration is None else calibration.to_json(),
             "hardware": self.engine.hardware.to_json(),
             "pid": os.getpid(),
             "started_at": self._started_at,

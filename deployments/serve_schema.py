@@ -41,6 +41,7 @@ ENGINE_HELP = {
     "max_waiting": "Requests that may queue in a worker.",
     "prefix_cache": "Whether requests share pages of equal prompt beginnings.",
     "self_check": "Whether the planned paths are compared with the yardstick at start.",
+    "calibration": "Whether the node's speed is measured at start.",
 }
 NO_ENGINE_OPTION = ("model", "served_model_name", "chat_template")  # said of the model
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from .serve_check import Checked, Planned
     from .startup import StartupRecord
 
-STAGES = ("probe", "plan", "weights", "kv_pool", "self_check", "ready")  # of a worker, in order
-PRINTED = ("weights", "kv_pool", "self_check")  # the plan was shown before
+STAGES = (  # of a worker, in order
+    *("probe", "plan", "weights", "kv_pool", "graphs", "self_check", "calibration", "ready"),
+)
+PRINTED = ("weights", "kv_pool", "graphs", "self_check", "calibration")  # the plan was shown
 LABELS = {
     "ray": "Ray",
     "serve": "Serve",
@@ -33,7 +35,9 @@ LABELS = {
     "plan": "plan",
     "weights": "weights",
     "kv_pool": "KV pool",
+    "graphs": "graphs",
     "self_check": "self-check",
+    "calibration": "calibration",
     "ready": "gateway",  # once the worker is ready, what is missing is an answer over HTTP
 }
 BAR_CELLS = 24

@@ -107,6 +107,7 @@ class EngineConfig:
     num_threads: int | None = None  # CPU threads of a step
     prefix_cache: bool = True
     self_check: bool = True
+    calibration: bool = True  # a measured run at start, for routing and concurrency
     chat_template: str | None = None  # a jinja file, or the template itself
 
     def __post_init__(self) -> None:

@@ -18,8 +18,10 @@ from .logprobs import prompt_logprobs
 from .request import FinishReason, Request, RequestOutput, StepCount, TokenLogprob
 from .sampler import NoToken, build_sampler
 from .scheduler import RequestState, ScheduledRow, Scheduler
+from .speeds import SpeedMeter
 
 if TYPE_CHECKING:
+    from .calibration import Calibration
     from .config import EngineConfig
     from .offline import Completion, Prompt
     from .request import SamplingParams
@@ -48,7 +50,9 @@ class Engine:
     one thread that drives it.
     """
 
-    def __init__(self, started: Started) -> None:
+    def __init__(self, started: Started, calibration: Calibration | None = None) -> None:
+        self.calibration = calibration  # None: not measured
+        self.speeds = SpeedMeter(calibration.speeds if calibration is not None else None)
         self.hardware = started.hardware
         self.plan = started.plan
         self.checkpoint = started.checkpoint
@@ -82,12 +86,14 @@ class Engine:
         on_progress: OnProgress | None = None,
         cores_given: float | None = None,
     ) -> Engine:
-        """Probe, plan, load and self-check (DESIGN: start-up in order). Raises ConfigurationError
-        before weights load.
+        """Probe, plan, load, self-check and calibrate (DESIGN: start-up in order). Raises
+        ConfigurationError before weights load.
         """
+        from .calibration import build_calibrated
         from .startup import start
 
-        return cls(start(config, on_progress=on_progress, cores_given=cores_given))
+        started = start(config, on_progress=on_progress, cores_given=cores_given)
+        return cls(*build_calibrated(started, config, on_progress))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -164,6 +170,8 @@ class Engine:
             is_decode=all(row.num_tokens == 1 for row in rows),
             seconds=self.last_step_s - start,
         )
+        step = self.last_step
+        self.speeds.observe(step.num_tokens, step.is_decode, step.seconds)
         return ended + outputs
 
     def _take_inbox(self) -> list[RequestOutput]:
@@ -339,6 +347,7 @@ class Engine:
             "preemptions_total": self._scheduler.num_preemptions,
             "prefix_cached_tokens_total": self._scheduler.num_cached_tokens,
             "queue_time_s": self.queue_time_s(),
+            "speeds": self.speeds.speeds().to_json(),
             **self.counters.to_json(),
         }
 

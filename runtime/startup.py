@@ -37,7 +37,9 @@ from .weights import WeightLoader, stored_bytes
 
 logger = logging.getLogger(__name__)
 
-Stage = Literal["probe", "plan", "weights", "kv_pool", "graphs", "self_check", "ready"]
+Stage = Literal[
+    "probe", "plan", "weights", "kv_pool", "graphs", "self_check", "calibration", "ready"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,7 +58,8 @@ def build_engine(
 ) -> Engine:
     """An engine over a tiny model; `pages` usable pages (one more is the scratch page)."""
     kv_bytes = None if pages is None else (pages + 1) * page_size * _bytes_per_token(folder)
-    settings: dict[str, Any] = {"self_check": False, "kv_bytes": kv_bytes, "page_size": page_size}
+    settings: dict[str, Any] = {"self_check": False, "calibration": False}
+    settings |= {"kv_bytes": kv_bytes, "page_size": page_size}
     engine = Engine.build(EngineConfig(model=str(folder), **(settings | config)))
     torch.set_num_threads(1)  # a second one waits for the first when tests share the machine
     return engine

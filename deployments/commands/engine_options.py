@@ -51,6 +51,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
 def _config(values: dict[str, Any]) -> EngineConfig:  # Any: what typer parsed
     values["prefix_cache"] = not values.pop("no_prefix_cache")
     values["self_check"] = not values.pop("no_self_check")
+    values["calibration"] = not values.pop("no_calibration")
     try:
         return EngineConfig(**values)
     except ConfigurationError as error:
@@ -116,6 +117,7 @@ def _switches() -> list[inspect.Parameter]:
         _text("chat_template", "A jinja file, or the template itself."),
         _switch("no_prefix_cache", "Do not share pages of equal prompt beginnings."),
         _switch("no_self_check", "Do not compare the planned paths with the yardstick at start."),
+        _switch("no_calibration", "Do not measure this node's speed at start; requests will tell."),
     ]
 
 
