@@ -11,6 +11,7 @@ from ..runtime.errors import PolypathError
 from .commands.bench import bench
 from .commands.bench_serve import bench_serve
 from .commands.chat import chat
+from .commands.check import check
 from .commands.key import key
 from .commands.paths import paths
 from .commands.plan import plan
@@ -24,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, chat, paths, probe, plan, key):
+for command in (serve, chat, paths, probe, plan, check, key):
     app.command()(command)
 bench.command("serve")(bench_serve)
 app.add_typer(bench, name="bench")

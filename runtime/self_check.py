@@ -5,6 +5,7 @@ same stored weights.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -65,19 +66,27 @@ def bound_of(plan: ExecutionPlan) -> float:
 
 @torch.inference_mode()
 def self_check(
-    model: Decoder, runner: ModelRunner, pages: Pages, *, bound: float, max_model_len: int
+    model: Decoder,
+    runner: ModelRunner,
+    pages: Pages,
+    *,
+    bound: float,
+    max_model_len: int,
+    prompt_tokens: int = PROMPT_TOKENS,
+    decodes: int = DECODES,
+    copies: int = 2,
 ) -> SelfCheckResult:
-    """Run two ragged requests through chunks and batched decodes, teacher-forced, and compare every
-    logit row.
+    """Run ragged copies of one request through chunks and batched decodes, teacher-forced, and
+    compare every logit row.
     """
     start = time.monotonic()
-    length = max(
-        1, min(PROMPT_TOKENS + DECODES, max_model_len - 1, pages.num_usable // 2 * pages.page_size)
-    )
+    room = pages.num_usable // copies * pages.page_size
+    length = max(1, min(prompt_tokens + decodes, max_model_len - 1, room))
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.config.vocab_size, (length,), generator=generator).tolist()
     expected = plain_forward(model, ids)
-    error = _paged_error(model, runner, pages, ids, expected)
+    steps = _staggered(_chunks(length, min(decodes, length - 1)), copies)
+    error = _paged_error(model, runner, pages, ids, expected, steps)
     return SelfCheckResult(
         passed=error <= bound,
         error=error,
@@ -137,11 +146,17 @@ def _plain_attention(
 
 
 def _paged_error(
-    model: Decoder, runner: ModelRunner, pages: Pages, ids: list[int], expected: torch.Tensor
+    model: Decoder,
+    runner: ModelRunner,
+    pages: Pages,
+    ids: list[int],
+    expected: torch.Tensor,
+    steps: Sequence[Sequence[int]],
 ) -> float:
-    """Largest relative difference over all steps of two staggered copies of the sequence."""
+    """Largest relative difference over all `steps` (tokens of each copy of the sequence)."""
     states = [
-        RequestState(Request(id=str(i), prompt_ids=tuple(ids)), i, len(ids) + 1) for i in (0, 1)
+        RequestState(Request(id=str(i), prompt_ids=tuple(ids)), i, len(ids) + 1)
+        for i in range(len(steps[0]))
     ]
     worst = 0.0
     scale = expected.abs().max().clamp_min(1e-30)
@@ -151,7 +166,7 @@ def _paged_error(
                 page = pages.allocate()
                 assert page is not None, "the self-check runs on an empty pool"
                 state.pages.append(page)
-        for counts in _chunks(len(ids)):
+        for counts in steps:
             rows = [ScheduledRow(s, n) for s, n in zip(states, counts, strict=True) if n]
             batch = ForwardBatch.build(
                 rows, page_size=pages.page_size, device=model.weights.final_norm.device
@@ -173,11 +188,14 @@ def _with_all_logits(batch: ForwardBatch) -> ForwardBatch:
     return replace(batch, logits_rows=rows)
 
 
-def _chunks(length: int) -> list[tuple[int, int]]:
-    """Tokens of the (first, second) copy in each step: prefills, a mixed step, decodes; the second
-    lags one step.
-    """
-    prompt = max(1, length - DECODES)
+def _chunks(length: int, decodes: int) -> list[int]:
+    """Tokens of each step of one copy: its prompt in two parts, then decodes."""
+    prompt = max(1, length - decodes)
     cut = (prompt + 1) // 2
-    one = [cut, *([prompt - cut] if prompt > cut else []), *[1] * (length - prompt)]
-    return list(zip_longest(one, [0, *one], fillvalue=0))
+    return [cut, *([prompt - cut] if prompt > cut else []), *[1] * (length - prompt)]
+
+
+def _staggered(chunks: Sequence[int], copies: int) -> list[tuple[int, ...]]:
+    """Steps of all copies, each one step behind the one before: prefills, mixed steps, decodes."""
+    late = [[*[0] * i, *chunks] for i in range(copies)]
+    return list(zip_longest(*late, fillvalue=0))

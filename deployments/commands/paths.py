@@ -55,17 +55,24 @@ def paths_table(worker: dict[str, Any]) -> Table:  # JSON of one worker in /v1/p
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2))
-    for heading in ("mode", "planned path", "steps so far"):
+    for heading in ("mode", "planned path", "on it", "steps so far"):
         table.add_column(heading, overflow="fold")
     for mode, path in worker["path"].items():
-        table.add_row(mode, path, _steps(worker["steps"], mode))
+        steps = [step for step in worker["steps"] if step["mode"] == mode]
+        table.add_row(mode, path, _share(steps), _steps(steps))
     return table
 
 
-def _steps(steps: list[dict[str, Any]], mode: str) -> str:  # JSON
-    """Counts of this mode, such as "eager 120 planned, 3 too_large"."""
+def _share(steps: list[dict[str, Any]]) -> str:  # JSON
+    """How many of the steps ran as planned, rounded down: 100% means all."""
+    total = sum(step["count"] for step in steps)
+    planned = sum(step["count"] for step in steps if step["reason"] == "planned")
+    return f"{100 * planned // total}%" if total else "-"
+
+
+def _steps(steps: list[dict[str, Any]]) -> str:  # JSON
+    """Counts of one mode, such as "cpu_graph 120 planned; eager 3 above_largest_bucket"."""
     counts: dict[str, list[str]] = {}
     for step in steps:
-        if step["mode"] == mode:
-            counts.setdefault(step["runner"], []).append(f"{step['count']} {step['reason']}")
+        counts.setdefault(step["runner"], []).append(f"{step['count']} {step['reason']}")
     return "; ".join(f"{runner} {', '.join(found)}" for runner, found in counts.items()) or "none"

@@ -30,6 +30,7 @@ def test_each_mode_has_a_row_with_its_path_and_steps_on_a_narrow_terminal() -> N
     text = capture.get()
     assert "eager 120 planned, 3 too_large" in text
     assert text.count("eager+torch_sdpa+torch") == 2
+    assert "97%" in text, "120 of 123 steps ran as planned"
 
 
 def test_the_headline_says_how_busy_the_worker_is() -> None:
