@@ -63,7 +63,7 @@ def ray_nodes() -> list[Node]:
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
-    here = _own_addresses()
+    here = own_addresses()
     found = [_node(entry, free, here) for entry in ray.nodes() if entry["Alive"]]
     return found + _types_to_come()
 
@@ -82,20 +82,22 @@ def _node(entry: Mapping[str, Any], free: Mapping[str, Any], here: set[str]) -> 
     )
 
 
-def _own_addresses() -> set[str]:
+def own_addresses() -> set[str]:
+    """Addresses and names of this machine."""
     import psutil
 
     found = {a.address for addresses in psutil.net_if_addrs().values() for a in addresses}
-    return found | {"127.0.0.1", socket.gethostname()}
+    return found | {"127.0.0.1", "localhost", "::1", socket.gethostname()}
 
 
 def _types_to_come() -> list[Node]:
     """From the launcher's file where the autoscaler runs on this machine, else what it told Ray."""
-    file = _autoscaler_file()
-    if file is not None:
-        return node_types(file)
+    import ray
     from ray._private.state import state
 
+    file = autoscaler_file(ray.get_runtime_context().gcs_address)
+    if file is not None:
+        return node_types(file)
     config = state.get_cluster_config()
     if config is None:
         return []
@@ -110,13 +112,14 @@ def _types_to_come() -> list[Node]:
     ]
 
 
-def _autoscaler_file() -> Path | None:
-    """The launcher's file that an autoscaler process of this machine was started with."""
+def autoscaler_file(gcs_address: str) -> Path | None:
+    """The launcher's file that the autoscaler of that Ray was started with, on this machine."""
     import psutil
 
     for process in psutil.process_iter(["cmdline"]):
         line: Sequence[str] = process.info["cmdline"] or ()
-        if not any("autoscaler" in part and part.endswith("monitor.py") for part in line):
+        is_monitor = any("autoscaler" in part and part.endswith("monitor.py") for part in line)
+        if not is_monitor or f"--gcs-address={gcs_address}" not in line:
             continue
         for part in line:
             path = Path(part.partition("=")[2]).expanduser()

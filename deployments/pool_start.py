@@ -20,6 +20,11 @@ class PoolStart:
         return sum(record.is_ready for record in self.records)
 
     @property
+    def num_missing(self) -> int:
+        """Workers whose process has not begun: they have no room, or their node is still coming."""
+        return max(0, self.num_workers - len(self.records))
+
+    @property
     def failure(self) -> str | None:
         """Why a worker did not start, in its own words."""
         return next((record.failure for record in self.records if record.failure), None)

@@ -9,6 +9,7 @@ from ..runtime.checkpoint.hub import looks_like_hub_id
 from ..runtime.checkpoint.source import Checkpoint, open_checkpoint, served_name
 from ..runtime.errors import ConfigurationError, ModelError, PlanError
 from ..runtime.planning.hardware import Hardware
+from ..runtime.planning.memory import gigabytes
 from ..runtime.planning.plan import ExecutionPlan
 from ..runtime.planning.planner import plan as make_plan
 from ..runtime.planning.probe import probe
@@ -61,11 +62,9 @@ def check_own_ray(fleet: FleetSpec) -> Checked:
         fleet = _with_card(fleet, opened.checkpoints[0], hardware)
     node = this_machine(cores, num_gpus)
     fleet = place(derive(fleet, [node]), [node])
-    return replace(
-        _planned(fleet, opened.checkpoints, hardware, None),
-        num_cpus=cores,
-        num_gpus=num_gpus,
-    )
+    checked = _planned(fleet, opened.checkpoints, hardware, None)
+    _require_memory(checked.planned)
+    return replace(checked, num_cpus=cores, num_gpus=num_gpus)
 
 
 def check_cluster(fleet: FleetSpec, nodes: Sequence[Node], *, is_head_here: bool) -> Checked:
@@ -168,6 +167,20 @@ def _planned(
         planned=tuple(planned),
         not_checked=(sentence,) if unplanned else (),
     )
+
+
+def _require_memory(planned: Sequence[Planned]) -> None:
+    """Each plan fits the memory alone; those that share the host's must fit it together."""
+    plans = [found.plan for found in planned for _ in range(found.pool.num_workers)]
+    on_host = [plan.memory for plan in plans if plan.device == "cpu"]
+    limits = [memory.limit_bytes for memory in on_host if memory.limit_bytes is not None]
+    needed = sum(memory.total_bytes for memory in on_host)
+    if len(on_host) > 1 and limits and needed > min(limits):
+        raise ConfigurationError(
+            f"{len(on_host)} workers on this machine may take {gigabytes(needed)} together, and "
+            f"there are {gigabytes(min(limits))}; give their pools kv_bytes, or a memory_share "
+            f"of {1 / len(on_host) / 2:.2g} or less"
+        )
 
 
 def _plan(

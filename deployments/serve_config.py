@@ -172,6 +172,13 @@ def _pool(
     said = entry.engine.model_dump(exclude_none=True)
     wanted = _device(loc, entry, said.get("device", base.device), faults)
     engine = _engine((*loc, "engine"), base, said | {"device": wanted}, faults)
+    if 0 < entry.num_gpus < 1 and engine.kv_bytes is None:
+        share = engine.memory_share
+        if share is None or share > entry.num_gpus:
+            found = "is not given" if share is None else f"is {share:g}"
+            text = f"num_gpus {entry.num_gpus:g} shares a card, but memory_share {found}"
+            lift = f"give memory_share {entry.num_gpus:g} or less, or kv_bytes"
+            faults.append(((*loc, "num_gpus"), f"{spell(loc)}: {text}; {lift}"))
     most = None if entry.num_cpus is None else max(1, math.ceil(entry.num_cpus))
     if most is not None and engine.num_threads is not None and engine.num_threads > most:
         text = f"num_threads {engine.num_threads} is more than num_cpus {entry.num_cpus:g} gives"

@@ -10,14 +10,12 @@ from ..runtime.errors import ConfigurationError
 from . import listen
 from .config import ServeConfig
 from .fleet import FleetSpec
-from .nodes import Node, node_types, ray_nodes
+from .nodes import Node, node_types, own_addresses, ray_nodes
 from .ray_named import NamedRay
 from .serve_check import Checked, check_cluster, check_offline, check_own_ray
 
 if TYPE_CHECKING:
     from .serve_view import ServeView
-
-LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +30,8 @@ class ServeRequest:
     def is_head_here(self) -> bool:
         """Whether the cluster's head is this machine, so that model files must be here too."""
         address = self.where.address or ""
-        return address == "auto" or address.startswith(LOOPBACK)
+        host = address.rpartition(":")[0].strip("[]")
+        return address == "auto" or host in own_addresses()
 
     def launcher_types(self) -> list[Node]:
         """Node types of the launcher's file, if one was given."""

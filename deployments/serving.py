@@ -36,6 +36,7 @@ POLL_S = 0.1
 WATCH_S = 1.0
 STOP_LIMIT_S = 8.0
 STOP_BUSY_LIMIT_S = 2.0  # while Ray still starts or stops something
+ROOM_LIMIT_S = 30.0  # a worker whose process has not begun by then has no room, or a slow machine
 GATEWAY_LIMIT_S = 60.0  # from a ready worker to an answer over HTTP
 
 
@@ -125,10 +126,16 @@ class Session:
 
         self._view.stage("worker", "")
         ready_since: float | None = None
+        began, is_told = time.monotonic(), False
         while True:
             progress = self._call(interrupts, deployment.progress)
             self._ray.watch()
             self._view.progress(progress.pools)
+            if not is_told and time.monotonic() - began > ROOM_LIMIT_S:
+                is_told = True
+                for pool in progress.pools:
+                    if pool.num_missing:
+                        self._view.note(_waiting(pool))
             if progress.failure:
                 raise StartFailed(progress.failure)
             for pool in progress.pools:
@@ -195,6 +202,13 @@ def _choose_ray(request: ServeRequest, view: ServeView) -> tuple[LocalRay | Name
         environment |= planned.plan.environment
     ray = LocalRay(num_cpus=checked.num_cpus, num_gpus=checked.num_gpus, environment=environment)
     return ray, checked.fleet
+
+
+def _waiting(pool: PoolStart) -> str:
+    return (
+        f"{pool.title}: {pool.num_missing} of {pool.num_workers} workers have not begun after "
+        f"{ROOM_LIMIT_S:.0f} s; Ray finds no room for them yet, or their nodes are still coming"
+    )
 
 
 def _died(pool: PoolStart) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from polypath.deployments.nodes import node_types, this_machine
+from polypath.deployments.nodes import autoscaler_file, node_types, this_machine
 from polypath.runtime.errors import ConfigurationError
 from polypath.tests.unit.deployments.serve_files import GPU_NODE, node
 
@@ -30,6 +32,22 @@ def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
         node_types(path)
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         node_types(tmp_path / "none.yaml")
+
+
+def test_the_autoscaler_of_this_ray_and_no_other_is_asked(tmp_path: Path) -> None:
+    """A process that looks like Ray's monitor, as `ray start --autoscaling-config` starts it."""
+    script = tmp_path / "autoscaler" / "_private" / "monitor.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("print('up', flush=True)\ninput()")
+    gcs, file = "10.9.8.7:6379", ROOT / "cluster.yaml"
+    options = [f"--gcs-address={gcs}", f"--autoscaling-config={file}"]
+    pipe = subprocess.PIPE
+    command = [sys.executable, str(script), *options]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        assert autoscaler_file(gcs) == file
+        assert autoscaler_file("10.9.8.7:6380") is None
+        process.communicate("\n", timeout=30)
 
 
 def test_a_node_knows_its_cards_and_the_labels_that_people_gave_it() -> None:

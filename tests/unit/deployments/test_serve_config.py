@@ -140,6 +140,8 @@ def pool(keys: str, model: str = "") -> str:
         (pool("min_workers: 1, max_workers: 3"), "max_workers is 3, not min_workers 1"),
         (pool("min_workers: 3, max_workers: 1"), "max_workers is 1, less than min_workers 3"),
         (pool("num_gpus: 2"), "a worker runs on one GPU"),
+        (pool("num_gpus: 0.5"), "num_gpus 0.5 shares a card, but memory_share is not given"),
+        (pool("num_gpus: 0.5, engine: {memory_share: 0.9}"), "memory_share is 0.9; give"),
         (pool("num_cpus: 0"), "num_cpus is 0; input should be greater than 0"),
         (pool("num_cpus: -1"), "num_cpus is -1; input should be greater than 0"),
         (pool("resources: {GPU: 1}"), "resources.GPU is no custom resource"),
