@@ -338,17 +338,19 @@ void dequantize_row(const Matrix& w, int row, float* out) {
   const int groups = (w.in + kGroup - 1) / kGroup;
   const int r = row % kRows;
   const int64_t first = static_cast<int64_t>(row / kRows) * groups;
-  for (int k = 0; k < w.in; ++k) {
-    const int64_t at = first + k / kGroup;
-    const int i = k % kGroup;
+  for (int g = 0; g < groups; ++g, out += kGroup) {
+    const int n = std::min(kGroup, w.in - g * kGroup);
     if (w.storage == Storage::kInt4) {
-      const Int4Block& b = static_cast<const Int4Block*>(w.blocks)[at];
-      const uint8_t byte = b.q[32 * (i / 8) + 4 * r + i % 4];
-      const int q = i % 8 < 4 ? byte & 15 : byte >> 4;
-      out[k] = half_to_float(b.d[r]) * static_cast<float>(q) + half_to_float(b.m[r]);
+      const Int4Block& b = static_cast<const Int4Block*>(w.blocks)[first + g];
+      const float d = half_to_float(b.d[r]), m = half_to_float(b.m[r]);
+      for (int i = 0; i < n; ++i) {
+        const uint8_t byte = b.q[32 * (i / 8) + 4 * r + i % 4];
+        out[i] = d * static_cast<float>(i % 8 < 4 ? byte & 15 : byte >> 4) + m;
+      }
     } else {
-      const Int8Block& b = static_cast<const Int8Block*>(w.blocks)[at];
-      out[k] = half_to_float(b.d[r]) * static_cast<float>(b.q[32 * (i / 4) + 4 * r + i % 4]);
+      const Int8Block& b = static_cast<const Int8Block*>(w.blocks)[first + g];
+      const float d = half_to_float(b.d[r]);
+      for (int i = 0; i < n; ++i) out[i] = d * static_cast<float>(b.q[32 * (i / 4) + 4 * r + i % 4]);
     }
   }
 }
