@@ -14,6 +14,8 @@ from ..actors.link import HandleLink
 from ..runtime.checkpoint.source import open_checkpoint
 from .fleet import FleetSpec, deployment_name
 from .gateway import Gateway
+from .ledger_actor import connect_ledger
+from .ledger_shared import SharedLedger
 from .pool import worker_deployment
 from .roster import follow
 from .routes import build_api
@@ -49,6 +51,10 @@ class GatewayReplica:
     async def __init__(self, fleet: FleetSpec, pools: Mapping[str, DeploymentHandle]) -> None:
         self._gateway = Gateway(fleet.settings)
         self._auth = fleet.auth
+        self._ledger: SharedLedger | None = None
+        if fleet.auth.has_limits:
+            self._ledger = SharedLedger(self._gateway.id, connect_ledger)
+            await self._ledger.start()
         for model in fleet.models:
             # Opened without the weights: a gateway needs only the tokenizer and the template.
             checkpoint = await asyncio.to_thread(open_checkpoint, model.model, weights=False)
@@ -64,13 +70,16 @@ class GatewayReplica:
         ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        api = build_api(self._gateway, self._auth)
+        api = build_api(self._gateway, self._auth, self._ledger)
         api.add_middleware(OneRequestId)
         return api
 
     async def __del__(self) -> None:
         for roster in getattr(self, "_rosters", ()):
             roster.cancel()
+        ledger: SharedLedger | None = getattr(self, "_ledger", None)
+        if ledger is not None:
+            ledger.close()
         self._gateway.close()
 
 

@@ -56,7 +56,7 @@ class Caller:
             return
         if self._reservation is not None:
             found, self._reservation = self._reservation, None
-            self._ledger.settle(self.key.name, found.slot, found.tokens, self._used())
+            self._ledger.settle(self.key.name, found, self._used())
         if self._has_entered:
             self._has_entered = False
             self._ledger.leave(self.key.name)

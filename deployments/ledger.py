@@ -1,12 +1,13 @@
 """The books of all keys: requests and tokens of the last minute, and what runs, by gateway.
 
-One ledger is the authority for all gateways. It lives in the gateway's process while there is one,
-and in an actor of its own (ledger_actor.py) for several: dividing each limit by their number would
-refuse clients that stay on one connection, and would leave a limit of one request undecided.
+One ledger is the authority for all gateways, in an actor of its own (ledger_actor.py), so that
+limits hold exactly. Dividing each limit by the number of gateways was the other way: it refuses
+clients that stay on one connection, and cannot tell who has the one place of a limit of one.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class Excess:
 class Reservation:
     """Tokens set aside for a request that runs."""
 
+    ledger: str  # whose books they stand in
     slot: int
     tokens: int
     standing: Standing
@@ -89,6 +91,7 @@ class Ledger:
     """Admits, reserves and settles. Plain and quick: all methods belong to one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.id = secrets.token_hex(8)
         self._clock = clock
         self._accounts: dict[str, _Account] = {}  # by the key's name
         self._seen_s: dict[str, float] = {}  # gateway -> when it last renewed
@@ -120,14 +123,17 @@ class Ledger:
         if limit is not None and spent + tokens > limit:
             wait_s = account.tokens.wait_s(now_s, tokens, limit)
             return self._excess(key, Measure.TOKENS, limit, spent, tokens, wait_s)
-        slot = account.tokens.add(now_s, tokens)
-        return Reservation(slot=slot, tokens=tokens, standing=self.standing(key))
+        slot, standing = account.tokens.add(now_s, tokens), self.standing(key)
+        return Reservation(ledger=self.id, slot=slot, tokens=tokens, standing=standing)
 
-    def settle(self, key: str, slot: int, reserved: int, used: int) -> None:
-        """The request is over: what it did not use is free again, what went beyond is spent."""
+    def settle(self, key: str, reservation: Reservation, used: int) -> None:
+        """The request is over: what it did not use is free again, what went beyond is spent. Of a
+        reservation in lost books, all that was used is spent now.
+        """
         account = self._accounts.setdefault(key, _Account())
+        reserved = reservation.tokens if reservation.ledger == self.id else 0
         if used <= reserved:
-            account.tokens.give_back(slot, reserved - used)
+            account.tokens.give_back(reservation.slot, reserved - used)
         else:
             account.tokens.add(self._clock(), used - reserved)
 

@@ -22,7 +22,7 @@ class LedgerLink(Protocol):
         """Where a key is now."""
         ...
 
-    def settle(self, key: str, slot: int, reserved: int, used: int) -> None:
+    def settle(self, key: str, reservation: Reservation, used: int) -> None:
         """Turn a reservation into what was used."""
         ...
 
@@ -47,8 +47,8 @@ class LocalLedger:
     async def standing(self, key: str) -> Standing:
         return self._ledger.standing(key)
 
-    def settle(self, key: str, slot: int, reserved: int, used: int) -> None:
-        self._ledger.settle(key, slot, reserved, used)
+    def settle(self, key: str, reservation: Reservation, used: int) -> None:
+        self._ledger.settle(key, reservation, used)
 
     def leave(self, key: str) -> None:
         self._ledger.leave(self._gateway, key)

@@ -19,6 +19,7 @@ from .errors import ApiError, as_api_error
 from .gateway import Gateway
 from .ledger_link import LedgerLink, LocalLedger
 from .rate_headers import RATE_HEADERS
+from .routes_admin import admin_routes
 from .routes_generate import generation_routes
 from .routes_info import info_routes
 from .routes_tokenize import tokenize_routes
@@ -56,7 +57,12 @@ def build_api(
     for kind in (ApiError, PolypathError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    for router in (generation_routes(gateway), tokenize_routes(gateway), info_routes(gateway)):
+    for router in (
+        generation_routes(gateway),
+        tokenize_routes(gateway),
+        info_routes(gateway),
+        admin_routes(gateway, auth, ledger),
+    ):
         app.include_router(router)
     app.state.gateway = gateway
     return app

@@ -77,7 +77,7 @@ def test_a_reservation_becomes_what_was_used(used: int, left: int) -> None:
     refused = ledger.reserve("k", limits, 41)
     assert isinstance(refused, Excess)
     assert (refused.measure, refused.used, refused.asked) == (Measure.TOKENS, 60, 41)
-    ledger.settle("k", held.slot, held.tokens, used)
+    ledger.settle("k", held, used)
     assert isinstance(ledger.reserve("k", limits, left + 1), Excess)
     assert isinstance(ledger.reserve("k", limits, left), Reservation)
 
@@ -89,8 +89,17 @@ def test_settling_after_a_minute_gives_nothing_back_twice() -> None:
     assert isinstance(held, Reservation)
     clock.now_s += 90
     assert isinstance(ledger.reserve("k", limits, 100), Reservation)
-    ledger.settle("k", held.slot, held.tokens, 10)
+    ledger.settle("k", held, 10)
     assert isinstance(ledger.reserve("k", limits, 1), Excess)
+
+
+def test_what_was_reserved_in_lost_books_is_spent_when_it_is_used() -> None:
+    held = Ledger(Clock()).reserve("k", KeyLimits(tokens_per_minute=100), 60)
+    assert isinstance(held, Reservation)
+    ledger, limits = Ledger(Clock()), KeyLimits(tokens_per_minute=100)
+    assert isinstance(ledger.reserve("k", limits, 50), Reservation)
+    ledger.settle("k", held, 30)
+    assert ledger.standing("k").tokens == 80
 
 
 def test_concurrency_counts_over_gateways() -> None:
