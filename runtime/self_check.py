@@ -15,6 +15,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rotary import cos_sin, rotate
 from ..kernels.silu_mul import silu_mul
+from .config import ModelConfig
 from .errors import EngineError
 from .forward_batch import ForwardBatch
 from .kv.pages import Pages
@@ -33,6 +34,7 @@ ROUNDED_ACTIVATIONS = 6e-2
 
 PROMPT_TOKENS = 16
 DECODES = 4
+HEAD_ROWS = 4096
 
 
 class SelfCheckError(EngineError):
@@ -111,7 +113,18 @@ def plain_forward(model: Decoder, token_ids: list[int]) -> torch.Tensor:
         x = x + _apply(layer.o, _plain_attention(model, layer, normed, rope, positions, window))
         normed = rms_norm(x, layer.post_norm, config.rms_norm_eps)
         x = x + _apply(layer.down, silu_mul(_apply(layer.gate_up, normed)))
-    return _apply(weights.lm_head, rms_norm(x, weights.final_norm, config.rms_norm_eps)).float()
+    return _head(weights.lm_head, rms_norm(x, weights.final_norm, config.rms_norm_eps), config)
+
+
+def _head(layer: Linear, x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Logits float32. Some rows at a time: the largest matrix of a small model, in new memory,
+    takes as long to touch as to compute.
+    """
+    parts = []
+    for ids in torch.arange(config.vocab_size, device=x.device).split(HEAD_ROWS):
+        parts.append(linear(x, layer.rows(ids).to(x.dtype)))
+    logits = torch.cat(parts, dim=1)
+    return (logits if layer.bias is None else logits + layer.bias).float()
 
 
 def _apply(layer: Linear, x: torch.Tensor) -> torch.Tensor:
