@@ -14,7 +14,7 @@ from ..runtime.planning.plan import ExecutionPlan, Rejection
 from ..runtime.planning.refusal import Refusal
 
 VALUES = (
-    *("device", "dtype", "kv_dtype", "linear_method", "page_size", "max_model_len"),
+    *("device", "dtype", "kv_dtype", "linear_method", "quantization", "page_size", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "max_waiting", "num_pages", "kv_bytes"),
     *("prefix_cache", "num_threads"),
 )

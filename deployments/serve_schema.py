@@ -31,6 +31,7 @@ ENGINE_HELP = {
     "attention_backend": "Who computes attention.",
     "ops": "Who computes the other operations.",
     "linear_method": "How weights are stored and multiplied.",
+    "quantization": "At most so many bits a weight, int8 or int4; by default as stored.",
     "num_threads": "CPU threads of a step; at most, and by default, the CPUs that Ray gave.",
     "page_size": "Tokens a KV page; a power of two.",
     "kv_bytes": "Size of the KV pool: 512MB, 1GiB or bytes.",

@@ -20,6 +20,7 @@ class BuildContext:
     dtype: torch.dtype
     device: torch.device
     library: Library | None = None
+    quantization: str = "stored"  # of the plan: what weights are rounded to
 
     @property
     def native(self) -> Library:

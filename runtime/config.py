@@ -55,6 +55,9 @@ class ModelConfig:
         "float32"  # of most weight bytes: float32, float16, bfloat16, or a GGUF type such as Q4_1
     )
     weight_bytes: int = 0  # bytes of all weights as stored
+    stored_types: tuple[
+        tuple[str, int], ...
+    ] = ()  # where types are mixed: (type, bytes), most first
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()  # every token id that ends an answer
 
@@ -95,6 +98,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     ops: str = "auto"
     linear_method: str = "auto"
+    quantization: str = "auto"  # at most so many bits a weight: int8, int4; auto: as stored
     page_size: int | None = None  # tokens a page
     kv_bytes: int | None = None  # bytes of the KV pool
     memory_share: float | None = (

@@ -32,6 +32,9 @@ BOUNDS = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
 ROUNDED_ACTIVATIONS = 6e-2
 """The bound where a linear method rounds activations to 8 bits in groups of 32."""
 
+TWO_NUMBERS = 5e-3
+"""The bound where torch_int8 rounds activations to two numbers of 7 bits."""
+
 PROMPT_TOKENS = 16
 DECODES = 4
 HEAD_ROWS = 4096
@@ -62,8 +65,9 @@ class SelfCheckResult:
 
 def bound_of(plan: ExecutionPlan) -> float:
     """The difference that the plan's dtype and linear method allow."""
-    rounds = plan.linear_method in ("int4_group", "int8")
-    return ROUNDED_ACTIVATIONS if rounds else BOUNDS[plan.dtype]
+    if plan.linear_method in ("int4_group", "int8"):
+        return ROUNDED_ACTIVATIONS
+    return TWO_NUMBERS if plan.linear_method == "torch_int8" else BOUNDS[plan.dtype]
 
 
 @torch.inference_mode()

@@ -188,6 +188,8 @@ def _plan_without(
     that is what has failed.
     """
     auto = {name: plain for name, plain in wishes.items() if getattr(config, name) == "auto"}
+    if config.quantization != "auto":
+        auto.pop("linear_method", None)  # the plain method has not the bits that were asked for
     plan = make_plan(hardware, checkpoint.config, replace(config, **auto))
     if (plan.paths, plan.linear_method) == (failed.paths, failed.linear_method):
         return None
@@ -211,6 +213,7 @@ def _context(model: ModelConfig, plan: ExecutionPlan) -> BuildContext:
         dtype=getattr(torch, plan.dtype),
         device=torch.device(plan.device),
         library=library,
+        quantization=plan.quantization,
     )
 
 

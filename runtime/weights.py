@@ -39,7 +39,7 @@ class WeightLoader:
         missing or misshapen.
         """
         config = self._config
-        embedding = self._embedding("model.embed_tokens")
+        embedding = self._embedding()
         layers = []
         for i in range(config.num_layers):
             layers.append(self._layer(i))
@@ -55,12 +55,16 @@ class WeightLoader:
             lm_head=head,
         )
 
-    def _lm_head(self, embedding: Linear) -> Linear:
-        return embedding if self._config.tie_word_embeddings else self._embedding("lm_head")
-
-    def _embedding(self, name: str) -> Linear:
+    def _embedding(self) -> Linear:
         shape = self._config.vocab_size, self._config.hidden_size
-        return self._method.pack_embedding(self._matrix(f"{name}.weight", *shape))
+        weight = self._matrix("model.embed_tokens.weight", *shape)
+        return self._method.pack_embedding(weight, is_head=self._config.tie_word_embeddings)
+
+    def _lm_head(self, embedding: Linear) -> Linear:
+        if self._config.tie_word_embeddings:
+            return embedding
+        shape = self._config.vocab_size, self._config.hidden_size
+        return self._method.pack_head(self._matrix("lm_head.weight", *shape))
 
     def _layer(self, index: int) -> DecoderLayer:
         c = self._config

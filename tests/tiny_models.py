@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from polypath.tests import k_quantizers
+
 BS = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's table leaves alone
 BYTE = {b: chr(b) for b in BS} | {
     b: chr(256 + n) for n, b in enumerate(x for x in range(256) if x not in BS)
@@ -175,6 +177,8 @@ def random(
     seed: int = 0,
     *,
     layers: int = 2,
+    hidden: int = 128,
+    dtype: torch.dtype = torch.float32,
     config: dict[str, Any] | None = None,
     words: Sequence[str] = (),
     rows: int = 0,
@@ -183,14 +187,15 @@ def random(
     """A Llama with ordinary random weights, for parity with transformers and cache tests."""
     folder = Path(path)
     vocab = write_folder(
-        folder, words, rows=rows, hidden=128, layers=layers, config=config, template=template
+        folder, words, rows=rows, hidden=hidden, layers=layers, config=config, template=template
     )
     generator = torch.Generator().manual_seed(seed)
 
     def fill(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
 
-    weights = _weights(128, len(vocab) + rows, layers, fill)
+    weights = _weights(hidden, len(vocab) + rows, layers, fill)
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
@@ -274,17 +279,28 @@ GGUF_NAMES = {
 }
 
 
+TypeOf = Callable[[str, tuple[int, ...]], str]
+"""GGUF type of a matrix by its Hugging Face name and shape."""
+
+
+def q4_k_m(name: str, shape: tuple[int, ...]) -> str:
+    """As llama.cpp's Q4_K_M: v and output layer in Q6_K, Q5_0 where rows are no whole blocks."""
+    if shape[-1] % 256:
+        return "Q5_0"
+    return "Q6_K" if ".v_proj." in name or name == "lm_head.weight" else "Q4_K"
+
+
 def to_gguf(
     folder: Path | str,
     target: Path | str,
-    type_name: str = "F32",
+    type_name: str | TypeOf = "F32",
     *,
     metadata: dict[str, Any] | None = None,
     drop: Sequence[str] = (),
     pre: str | None = "gpt-2",
 ) -> None:
-    """Writes a folder made here as a GGUF, as llama.cpp's converter would: matrices in `type_name`,
-    vectors in F32.
+    """Writes a folder made here as a GGUF, as llama.cpp's converter would: matrices in `type_name`
+    (or in what that says of a name and shape), vectors in F32.
 
     `metadata` adds or replaces keys (bool, int, float, str, or a list of them); `drop` leaves keys
     out; `pre` is the
@@ -305,8 +321,13 @@ def to_gguf(
         writer.add_tensor("rope_freqs.weight", _llama3_factors(config, rope))
     for name, tensor in _read_weights(folder).items():
         array = _gguf_layout(arch, name, tensor.float(), config).numpy()
-        kind = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else type_name]
-        stored = gguf.quants.quantize(np.ascontiguousarray(array), kind)
+        wanted = type_name if isinstance(type_name, str) else type_name(name, array.shape)
+        kind = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else wanted]
+        array = np.ascontiguousarray(array)
+        if kind.name in k_quantizers.SIZES:
+            stored = k_quantizers.quantize(array, kind.name)
+        else:
+            stored = gguf.quants.quantize(array, kind)
         writer.add_tensor(_gguf_name(name), stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -88,6 +88,7 @@ def _choices() -> list[inspect.Parameter]:
         _auto("attention_backend", "Who computes attention: " + _names(attention.CANDIDATES)),
         _auto("ops", "Who computes the other operations: " + _names(ops.CANDIDATES)),
         _auto("linear_method", "How weights are stored: " + _names(linear.CANDIDATES)),
+        _auto("quantization", "At most so many bits a weight: int8, int4; as stored if auto."),
     ]
 
 

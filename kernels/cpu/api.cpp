@@ -36,9 +36,9 @@ API int64_t pp_packed_bytes(int storage, int out, int in) {
   return rows * groups * static_cast<int64_t>(block_bytes(static_cast<Storage>(storage)));
 }
 
-API void pp_pack_stored(const uint8_t* raw, int type, int rows, int in, const int32_t* source_rows, int first_row,
-                        void* blocks) {
-  pack_stored(raw, static_cast<Stored>(type), rows, in, source_rows, first_row, blocks);
+API void pp_pack_blocks(const uint8_t* raw, int type, int rows, int in, const int32_t* source_rows, int storage,
+                        int first_row, void* blocks) {
+  pack_stored(raw, static_cast<Stored>(type), rows, in, source_rows, static_cast<Storage>(storage), first_row, blocks);
 }
 
 API void pp_pack_floats(const float* w, int storage, int rows, int in, int first_row, void* blocks) {

@@ -20,7 +20,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "pp_set_threads": (None, (_INT,)),
     "pp_threads": (_INT, ()),
     "pp_packed_bytes": (_LONG, (_INT, _INT, _INT)),
-    "pp_pack_stored": (None, (_POINTER, _INT, _INT, _INT, _POINTER, _INT, _POINTER)),
+    "pp_pack_blocks": (None, (_POINTER, _INT, _INT, _INT, _POINTER, _INT, _INT, _POINTER)),
     "pp_pack_floats": (None, (_POINTER, _INT, _INT, _INT, _INT, _POINTER)),
     "pp_linear": (
         None,

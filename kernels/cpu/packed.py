@@ -20,9 +20,22 @@ from .library import Library
 INT4, INT8 = 4, 8
 FLOATS = {torch.bfloat16: 16, torch.float16: 17, torch.float32: 32}
 """Storage of float weights, which are multiplied without rounding activations."""
-STORED_TYPES = {"Q4_0": (2, INT4, 18), "Q4_1": (3, INT4, 20), "Q8_0": (8, INT8, 34)}
-"""GGUF type -> its number, the native storage it becomes, bytes of one block of 32."""
+FLOAT_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
+"""What pack.cpp calls float weights that it rounds to integers."""
+STORED_TYPES = {
+    "Q4_0": (2, INT4),
+    "Q4_1": (3, INT4),
+    "Q5_0": (6, INT8),
+    "Q5_1": (7, INT8),
+    "Q8_0": (8, INT8),
+    "Q4_K": (12, INT4),
+    "Q5_K": (13, INT8),
+    "Q6_K": (14, INT8),
+}
+"""GGUF type -> its number, and the native storage that holds it: Q4_0, Q4_1, Q5_0 and Q8_0 exactly,
+Q4_K but for scales rounded to half precision; Q5_1, Q5_K and Q6_K are rounded to 8 bits."""
 GROUP = 32
+FLOATS_AT_ONCE = 1 << 20  # widened copies of weights are made in pieces of so many
 ALIGNMENT = 64
 
 
@@ -33,7 +46,7 @@ class StoredBlocks:
     """
 
     data: np.ndarray
-    type: str  # of STORED_TYPES
+    type: str  # of STORED_TYPES; inputs are a multiple of its block
     shape: tuple[int, int]
     row_order: np.ndarray | None = None  # int32
 
@@ -56,21 +69,41 @@ class PackedMatrix:
         return self.blocks.numel()
 
     def put_stored(self, stored: StoredBlocks, first_row: int) -> None:
-        """Interleave a GGUF tensor as rows first_row.. without changing a weight."""
-        number, storage, _ = STORED_TYPES[stored.type]
-        assert storage == self.storage, f"{stored.type} does not become this matrix's storage"
+        """Interleave a GGUF tensor as rows first_row..: as it is where this matrix has the storage
+        of its type, else rounded to it.
+        """
+        assert self.storage in (INT4, INT8), "blocks become integers"
         order = None if stored.row_order is None else stored.row_order.ctypes.data
-        self._library.long["pp_pack_stored"](
-            stored.data.ctypes.data, number, *stored.shape, order, first_row, self.blocks.data_ptr()
+        self._put(
+            stored.data.ctypes.data, STORED_TYPES[stored.type][0], stored.shape, order, first_row
         )
 
     def put_floats(self, weights: torch.Tensor, first_row: int) -> None:
-        """Store a float matrix as rows first_row..: int4 rounds between each group's extremes, int8
-        symmetrically, float storages to their type.
+        """Store a float matrix as rows first_row..: int4 rounds to the step and offset of least
+        squared error that a search finds, int8 symmetrically, float storages to their type.
         """
-        weights = weights.float().contiguous()
-        self._library.long["pp_pack_floats"](
-            weights.data_ptr(), self.storage, *weights.shape, first_row, self.blocks.data_ptr()
+        if self.storage in (INT4, INT8):
+            number = FLOAT_NUMBERS.get(weights.dtype)
+            weights = (weights if number is not None else weights.float()).contiguous()
+            self._put(weights.data_ptr(), number or 0, tuple(weights.shape), None, first_row)
+            return
+        rows, inputs = weights.shape
+        at_once = max(1, FLOATS_AT_ONCE // max(1, inputs))
+        for start in range(0, rows, at_once):
+            piece = weights[start : start + at_once].float().contiguous()
+            self._library.long["pp_pack_floats"](
+                piece.data_ptr(),
+                self.storage,
+                *piece.shape,
+                first_row + start,
+                self.blocks.data_ptr(),
+            )
+
+    def _put(
+        self, address: int, number: int, shape: tuple[int, ...], order: int | None, first_row: int
+    ) -> None:
+        self._library.long["pp_pack_blocks"](
+            address, number, *shape, order, self.storage, first_row, self.blocks.data_ptr()
         )
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:

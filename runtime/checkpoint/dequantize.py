@@ -1,67 +1,73 @@
-"""Stored bytes of a GGUF tensor to a float tensor: the block formats F32, F16, BF16, Q8_0, Q4_0 and
-Q4_1.
+"""Stored bytes of a GGUF tensor to a float tensor, a few thousand blocks at a time.
 
 Bit for bit what `gguf.quants.dequantize` gives (a test compares them).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from . import k_quants
+from .gguf_file import BLOCKS
+from .k_quants import half
+
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 PLAIN = ("F32", "F16", "BF16")
-QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
-BLOCK = 32  # elements of one quantized block
+AT_ONCE = 8192  # blocks whose temporary copies are held at once
 
 
 def dequantize(data: memoryview, type_name: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A fresh tensor of `shape`: plain types in their own dtype, quantized ones in float32."""
+    import numpy as np
     import torch
 
+    raw = np.frombuffer(data, dtype=np.uint8)
     if type_name in PLAIN:
         dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        return _bytes(data).view(dtypes[type_name]).reshape(shape)
-    blocks_NB = _bytes(data).reshape(-1, {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[type_name])
-    decode = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1}[type_name]
-    return decode(blocks_NB).reshape(shape)
+        return torch.from_numpy(raw.copy()).view(dtypes[type_name]).reshape(shape)
+    weights, size = BLOCKS[type_name]
+    blocks_NB = raw.reshape(-1, size)
+    out = torch.empty(blocks_NB.shape[0], weights)
+    with np.errstate(invalid="ignore", over="ignore"):  # damaged scales may be infinite
+        for start in range(0, blocks_NB.shape[0], AT_ONCE):
+            piece = DECODERS[type_name](blocks_NB[start : start + AT_ONCE])
+            out[start : start + AT_ONCE] = torch.from_numpy(piece)
+    return out.reshape(shape)
 
 
-def _bytes(data: memoryview) -> torch.Tensor:
-    """A copy as uint8: the map is read-only, and a view of it would keep the file open."""
-    import numpy
-    import torch
-
-    return torch.from_numpy(numpy.array(numpy.frombuffer(data, dtype=numpy.uint8)))
-
-
-def _scale(blocks_NB: torch.Tensor, at: int) -> torch.Tensor:
-    import torch
-
-    return blocks_NB[:, at : at + 2].contiguous().view(torch.float16).float()
-
-
-def _nibbles(blocks_NB: torch.Tensor, at: int) -> torch.Tensor:
+def _nibbles(blocks_NB: np.ndarray, at: int) -> np.ndarray:
     """16 bytes a block to 32 numbers: the low halves first, then the high ones."""
-    import torch
+    import numpy as np
 
     packed = blocks_NB[:, at:]
-    values = torch.empty(packed.shape[0], BLOCK, dtype=torch.float32)
-    values[:, : BLOCK // 2] = packed & 15
-    values[:, BLOCK // 2 :] = packed >> 4
-    return values
+    return np.concatenate([packed & 15, packed >> 4], axis=1).astype("f4")
 
 
-def _q8_0(blocks_NB: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return blocks_NB[:, 2:].view(torch.int8).float().mul_(_scale(blocks_NB, 0))
+def _q8_0(blocks_NB: np.ndarray) -> np.ndarray:
+    return blocks_NB[:, 2:].view("i1").astype("f4") * half(blocks_NB, 0)
 
 
-def _q4_0(blocks_NB: torch.Tensor) -> torch.Tensor:
-    return _nibbles(blocks_NB, 2).sub_(8).mul_(_scale(blocks_NB, 0))
+def _q4_0(blocks_NB: np.ndarray) -> np.ndarray:
+    return (_nibbles(blocks_NB, 2) - 8) * half(blocks_NB, 0)
 
 
-def _q4_1(blocks_NB: torch.Tensor) -> torch.Tensor:
-    return _nibbles(blocks_NB, 4).mul_(_scale(blocks_NB, 0)).add_(_scale(blocks_NB, 2))
+def _q4_1(blocks_NB: np.ndarray) -> np.ndarray:
+    return _nibbles(blocks_NB, 4) * half(blocks_NB, 0) + half(blocks_NB, 2)
+
+
+DECODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": k_quants.q5_0,
+    "Q5_1": k_quants.q5_1,
+    "Q4_K": k_quants.q4_k,
+    "Q5_K": k_quants.q5_k,
+    "Q6_K": k_quants.q6_k,
+}
+"""Type -> blocks uint8 [N, B] to float32 [N, weights of a block]."""
+QUANTIZED = tuple(DECODERS)

@@ -38,6 +38,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{file.path} has no token_embd.weight: it holds no whole model.")
+    stored_types = _stored_types(file)
     return ModelConfig(
         family=FAMILIES[arch],
         architecture=arch,
@@ -57,8 +58,9 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         layer_windows=(window,) * num_layers if window else (),
-        stored_dtype=_stored_dtype(file),
+        stored_dtype=stored_types[0][0],
         weight_bytes=sum(tensor.num_bytes for tensor in file.tensors.values()),
+        stored_types=stored_types,
         bos_id=next(iter(values.token_ids("tokenizer.ggml.bos_token_id")), None),
         eos_ids=_eos_ids(values),
     )
@@ -69,7 +71,8 @@ def _eos_ids(values: ConfigValues) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _stored_dtype(file: GgufFile) -> str:
+def _stored_types(file: GgufFile) -> tuple[tuple[str, int], ...]:
+    """(type, bytes) of all matrices by type, most bytes first."""
     sizes: Counter[str] = Counter()
     for tensor in file.tensors.values():
         if tensor.type not in (*PLAIN, *QUANTIZED):
@@ -77,9 +80,9 @@ def _stored_dtype(file: GgufFile) -> str:
                 f"{file.path}: tensor {tensor.name} has type {tensor.type}, which is not supported;"
                 f" {', '.join((*PLAIN, *QUANTIZED))} are."
             )
-        sizes[tensor.type] += tensor.num_bytes
-    most = sizes.most_common(1)[0][0]
-    return _PLAIN_DTYPES.get(most, most)
+        if len(tensor.shape) == 2:
+            sizes[_PLAIN_DTYPES.get(tensor.type, tensor.type)] += tensor.num_bytes
+    return tuple(sizes.most_common())
 
 
 def _refuse_split(values: ConfigValues) -> None:

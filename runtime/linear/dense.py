@@ -61,8 +61,12 @@ class DenseMethod:
         bias = None if biases is None else torch.cat(biases)
         return DenseLinear(self._place(weight), None if bias is None else self._place(bias))
 
-    def pack_embedding(self, weight: Stored) -> DenseLinear:
+    def pack_embedding(self, weight: Stored, *, is_head: bool) -> DenseLinear:
         """The same: rounded to the plan's dtype only."""
+        return self.pack([weight], None)
+
+    def pack_head(self, weight: Stored) -> DenseLinear:
+        """The same."""
         return self.pack([weight], None)
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:

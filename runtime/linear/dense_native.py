@@ -22,4 +22,4 @@ CAPABILITY = Capability(
 
 def build(context: BuildContext) -> NativeMethod:
     """The method over the plan's build of the kernels; activations are float32 and not rounded."""
-    return NativeMethod("dense_native", None, context.native)
+    return NativeMethod("dense_native", context.native, keeps_blocks=False)

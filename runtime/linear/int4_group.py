@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...kernels.cpu.packed import INT4
 from ..build_context import BuildContext
 from ..planning.capability import Capability
 from .native import NativeMethod
@@ -15,13 +14,12 @@ CAPABILITY = Capability(
     dtypes=("float32",),
     batch_invariant=True,
     native_kernels=True,
-    keeps_stored=(
-        "Q4_0",
-        "Q4_1",
-    ),
+    keeps_stored=("Q4_0", "Q4_1"),
+    repacks=("Q4_K",),
+    quantizes=("int4",),
 )
 
 
 def build(context: BuildContext) -> NativeMethod:
     """The method over the plan's build of the kernels."""
-    return NativeMethod("int4_group", INT4, context.native)
+    return NativeMethod("int4_group", context.native, context.quantization)

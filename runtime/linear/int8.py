@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...kernels.cpu.packed import INT8
 from ..build_context import BuildContext
 from ..planning.capability import Capability
 from .native import NativeMethod
@@ -15,10 +14,12 @@ CAPABILITY = Capability(
     dtypes=("float32",),
     batch_invariant=True,
     native_kernels=True,
-    keeps_stored=("Q8_0",),
+    keeps_stored=("Q8_0", "Q5_0"),
+    repacks=("Q6_K", "Q5_K", "Q5_1"),
+    quantizes=("int8",),
 )
 
 
 def build(context: BuildContext) -> NativeMethod:
     """The method over the plan's build of the kernels."""
-    return NativeMethod("int8", INT8, context.native)
+    return NativeMethod("int8", context.native, context.quantization)

@@ -48,6 +48,10 @@ class LinearMethod(Protocol):
         """Store matrices [out_i, in] one above the other as a single matrix."""
         ...
 
-    def pack_embedding(self, weight: Stored) -> Linear:
-        """Store an embedding or output layer, which is rounded to 8 bits at most."""
+    def pack_embedding(self, weight: Stored, *, is_head: bool) -> Linear:
+        """Store an embedding, in 8 bits at least; `is_head`: it is multiplied by, too."""
+        ...
+
+    def pack_head(self, weight: Stored) -> Linear:
+        """Store an output layer of its own, in 8 bits at least."""
         ...

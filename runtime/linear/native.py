@@ -10,6 +10,7 @@ from ...kernels.cpu.library import Library
 from ...kernels.cpu.ops import concat_columns
 from ...kernels.cpu.packed import (
     FLOATS,
+    INT4,
     INT8,
     STORED_TYPES,
     PackedMatrix,
@@ -82,21 +83,31 @@ class StackedLinear:
         return sum(part.num_bytes for part in self._parts)
 
 
-class NativeMethod:
-    """Packs matrices natively: floats in `storage`, or as their own type where that is None.
+ROUND_TO = {"int4": INT4, "int8": INT8}
+"""Storage by the plan's quantization; without one, floats are stored as their own type."""
 
-    With a storage it also keeps the blocks of a GGUF file as they are.
+
+class NativeMethod:
+    """Packs matrices natively: the blocks of a GGUF file in the storage of their type, floats in
+    their own, and both rounded where the plan allows fewer bits.
     """
 
-    def __init__(self, name: str, storage: int | None, library: Library) -> None:
+    def __init__(
+        self,
+        name: str,
+        library: Library,
+        quantization: str = "stored",
+        *,
+        keeps_blocks: bool = True,
+    ) -> None:
         self.name = name
-        self.keeps_blocks = storage is not None
-        self._storage = storage
+        self.keeps_blocks = keeps_blocks
         self._library = library
+        self._round_to = ROUND_TO.get(quantization)
 
     def pack(self, weights: list[Stored], biases: list[torch.Tensor] | None) -> Linear:
         """One matrix when all parts share a storage, else one matrix each."""
-        storages = [self._storage_of(weight) for weight in weights]
+        storages = [self._storage_of(weight, self._round_to) for weight in weights]
         if len(set(storages)) == 1:
             bias = None if biases is None else torch.cat(biases).float()
             return self._matrix(weights, storages[0], bias)
@@ -104,23 +115,24 @@ class NativeMethod:
         return StackedLinear(
             self._library,
             [
-                self._matrix([weight], storage, bias)
+                self._matrix([weight], storage, None if bias is None else bias.float())
                 for weight, storage, bias in zip(weights, storages, each, strict=True)
             ],
         )
 
-    def pack_embedding(self, weight: Stored) -> Linear:
-        """An embedding or output layer: blocks as they are, floats in 8 bits where floats are
-        rounded.
-        """
-        rounds = isinstance(weight, torch.Tensor) and self._storage is not None
-        storage = INT8 if rounds else self._storage_of(weight)
-        return self._matrix([weight], storage, None)
+    def pack_embedding(self, weight: Stored, *, is_head: bool) -> Linear:
+        """As other matrices, but never in fewer than 8 bits where the file has as many."""
+        at_least = None if self._round_to is None else INT8
+        return self._matrix([weight], self._storage_of(weight, at_least), None)
 
-    def _storage_of(self, weight: Stored) -> int:
+    def pack_head(self, weight: Stored) -> Linear:
+        """The same."""
+        return self.pack_embedding(weight, is_head=True)
+
+    def _storage_of(self, weight: Stored, round_to: int | None) -> int:
         if isinstance(weight, StoredBlocks):
-            return STORED_TYPES[weight.type][1]
-        return self._storage or FLOATS.get(weight.dtype, FLOATS[torch.float32])
+            return min(STORED_TYPES[weight.type][1], round_to or INT8)
+        return round_to or FLOATS.get(weight.dtype, FLOATS[torch.float32])
 
     def _matrix(
         self, weights: Sequence[Stored], storage: int, bias: torch.Tensor | None

@@ -1,4 +1,8 @@
-"""How weights may be stored and multiplied; the exact one first, so "auto" never rounds weights."""
+"""How weights may be stored and multiplied: native kernels, torch's 8 bits, plain torch.
+
+Before their place here counts what they do to the checkpoint's weights (planning/selection.py):
+those that hold them as they are go first, those that round them last, so "auto" never rounds.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,9 @@ FP8 = Capability(
 
 CANDIDATES = (
     Candidate("dense_native", "linear.dense_native"),
-    Candidate("dense", "linear.dense"),
     Candidate("int8", "linear.int8"),
     Candidate("int4_group", "linear.int4_group"),
+    Candidate("torch_int8", "linear.torch_int8"),
+    Candidate("dense", "linear.dense"),
     recorded(FP8),
 )

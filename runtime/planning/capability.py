@@ -48,6 +48,8 @@ class Capability:
     needs_compiler: bool = False  # a C++ compiler with Python's headers, at start
     native_kernels: bool = False  # a build of kernels/cpu that this CPU can run
     keeps_stored: tuple[str, ...] = ()  # checkpoint types that a linear method keeps as they are
+    repacks: tuple[str, ...] = ()  # and those that it rounds anew, with next to nothing lost
+    quantizes: tuple[str, ...] = ()  # what `--quantization` may ask of it
     built: bool = True
 
     def dtypes_for(self, device: str) -> tuple[str, ...]:

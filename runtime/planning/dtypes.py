@@ -7,6 +7,7 @@ from .capability import ALL_DTYPES
 from .device import first_usable_gpu
 from .hardware import Hardware
 from .memory import ITEMSIZE, gigabytes
+from .quantization import ACTIVATIONS
 from .refusal import Refusal
 
 NATIVE_FLAGS = {
@@ -14,12 +15,6 @@ NATIVE_FLAGS = {
     "float16": ("avx512_fp16", "asimdhp"),
 }
 """CPU flags of which one makes a type fast."""
-
-ROUNDED = {
-    "int4_group": "4 bits between the extremes of each group of 32",
-    "int8": "8 bits in groups of 32",
-}
-"""What a native method does to float weights."""
 
 SLOWNESS = {"bfloat16": (9, 2.5), "float16": (7, 2)}
 """Times slower than float32: one AVX2 core, torch 2.13, 512 tokens and 1 through 576 x 1536."""
@@ -63,15 +58,14 @@ def dtype_notes(
 ) -> list[str]:
     """What a reader of the plan should know about the chosen type."""
     notes = []
-    if linear_method in ROUNDED:
-        notes.append(_native_note(model, linear_method))
-    elif model.stored_dtype not in ALL_DTYPES:
+    has_floats = linear_method not in ACTIVATIONS  # else quantization.py says what becomes of them
+    if has_floats and model.stored_dtype not in ALL_DTYPES:
         loaded = gigabytes(model.num_parameters * ITEMSIZE[dtype])
         notes.append(
             f"{model.stored_dtype} weights ({gigabytes(model.weight_bytes)}) are dequantized to "
             f"{dtype} when they load ({loaded})"
         )
-    elif model.stored_dtype != dtype:
+    elif has_floats and model.stored_dtype != dtype:
         notes.append(f"weights are stored as {model.stored_dtype} and computed in {dtype}")
     if device == "cpu" and dtype in NATIVE_FLAGS and not _is_native(hardware, dtype):
         many, one = SLOWNESS[dtype]
@@ -81,17 +75,6 @@ def dtype_notes(
             f"than float32 on 512 tokens and {one} times on one token (one AVX2 core)"
         )
     return notes
-
-
-def _native_note(model: ModelConfig, linear_method: str) -> str:
-    """What happens to weights and activations in a linear method of integers."""
-    rounding = "activations are rounded to 8 bits in groups of 32"
-    if model.stored_dtype in ALL_DTYPES:
-        return (
-            f"{model.stored_dtype} weights of linear layers are rounded to "
-            f"{ROUNDED[linear_method]} (embeddings to 8 bits), as asked; {rounding}"
-        )
-    return f"{model.stored_dtype} weights run as they are stored; {rounding}"
 
 
 def _is_native(hardware: Hardware, dtype: str) -> bool:

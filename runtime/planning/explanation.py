@@ -14,6 +14,7 @@ from .device import DEVICES, why_not_device
 from .dtypes import dtype_candidates, why_not_dtype
 from .hardware import Hardware
 from .plan import Rejection
+from .quantization import WIDTHS
 from .refusal import Refusal
 from .rules import Situation, why_not
 from .selection import (
@@ -27,7 +28,7 @@ from .selection import (
     why_not_together,
 )
 
-NAMED_VALUES = ("device", "dtype", "kv_dtype")
+NAMED_VALUES = ("device", "dtype", "kv_dtype", "quantization")
 KV_DTYPES = (*ALL_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -37,6 +38,7 @@ def refuse_unknown_names(config: EngineConfig) -> None:
         "device": DEVICES,
         "dtype": ALL_DTYPES,
         "kv_dtype": KV_DTYPES,
+        "quantization": tuple(WIDTHS),
         **{WISHES[kind]: tuple(c.name for c in REGISTRIES[kind]) for kind in REGISTRIES},
     }
     for name, values in known.items():
@@ -188,6 +190,8 @@ def _blocking_kind(
     answers = [(c.capability, why_not(c.capability, situation)) for c in candidates]
     if any(not refusals for _, refusals in answers):
         return
+    willing = [a for a in answers if "quantization" not in {refusal.rule for refusal in a[1]}]
+    answers = willing or answers  # of a width, those that have it say why they cannot be had
     for capability, refusals in answers:
         if capability.built or len(answers) == 1:
             yield from refusals
@@ -214,11 +218,19 @@ def _nearest(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> st
     named = [name for name in (*WISHES.values(), *NAMED_VALUES) if getattr(config, name) != "auto"]
     named += ["page_size"] if config.page_size is not None else []
     for given_up in [*([name] for name in named), named]:
-        relaxed = replace(config, **{n: None if n == "page_size" else "auto" for n in given_up})
-        selection = select(hardware, model, relaxed)
-        if given_up and selection is not None:
-            return " ".join(f"{option(n)} {_chosen(n, selection)}" for n in given_up)
+        for relaxed in _relaxed(config, given_up):
+            selection = select(hardware, model, relaxed)
+            if given_up and selection is not None:
+                return " ".join(f"{option(n)} {_chosen(n, selection)}" for n in given_up)
     return None
+
+
+def _relaxed(config: EngineConfig, given_up: list[str]) -> Iterable[EngineConfig]:
+    """The config without some wishes; a quantization is changed before it is given up."""
+    if given_up == ["quantization"]:
+        for width in WIDTHS:
+            yield replace(config, quantization=width)
+    yield replace(config, **{n: None if n == "page_size" else "auto" for n in given_up})
 
 
 def _chosen(name: str, selection: Selection) -> str:
@@ -229,6 +241,7 @@ def _chosen(name: str, selection: Selection) -> str:
         "kv_dtype": situation.kv_dtype,
         "page_size": str(situation.page_size),
         "linear_method": selection.linear_method,
+        "quantization": situation.quantization,
     }
     if name in values:
         return values[name]

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import ModelConfig
+from .capability import Capability
 from .device import first_usable_gpu
 from .hardware import Hardware
 from .plan import MemoryEstimate
+from .quantization import AS_STORED, weights_bytes
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 MIB, GIB = 1 << 20, 1 << 30
-NATIVE_BITS = {"int4_group": 160, "int8": 272}  # of 32 weights with their scales
-NATIVE_GROWTH = (20, 18)  # Q4_0 becomes a block with offsets; Q4_1 and Q8_0 keep their size
 SCRATCH_PAGES = 1  # page 0 belongs to padding
 SAMPLER_BYTES = 40  # for each logit of a row: float32 logits, sorted copy with ids, float64 weights
 PROMPT_LOGPROB_ROWS = 512  # rows whose logits are held at once
@@ -66,26 +66,13 @@ class Demand:
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    linear_method: str = "dense"
-    kept_types: tuple[str, ...] = ()  # checkpoint types that a native method keeps
+    method: Capability  # linear
+    width: str = AS_STORED  # what weights are rounded to
 
     @property
     def weights_bytes(self) -> int:
-        """All weights as the linear method stores them; embeddings in 8 bits at least."""
-        model = self.model
-        if model.stored_dtype in self.kept_types and model.weight_bytes:
-            grows = model.stored_dtype not in ITEMSIZE
-            return (
-                model.weight_bytes * NATIVE_GROWTH[0] // NATIVE_GROWTH[1]
-                if grows
-                else model.weight_bytes
-            )
-        bits = NATIVE_BITS.get(self.linear_method)
-        if bits is None:
-            return model.num_parameters * self.itemsize
-        embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-        rest = model.num_parameters - embeddings
-        return embeddings * NATIVE_BITS["int8"] // 256 + rest * bits // 256
+        """All weights as the linear method stores them."""
+        return weights_bytes(self.model, self.method, self.width, self.itemsize)
 
     @property
     def page_bytes(self) -> int:

@@ -79,6 +79,7 @@ class ExecutionPlan:
     kv_dtype: str
     page_size: int  # tokens
     linear_method: str
+    quantization: str  # int8 or int4: what weights of more bits are rounded to; stored: nothing
     paths: dict[ForwardMode, ExecutionPath]
     max_model_len: int  # tokens
     max_num_seqs: int
@@ -130,7 +131,14 @@ class ExecutionPlan:
 
 DECISIVE = (
     *("software", "model", "device", "device_name", "dtype", "kv_dtype", "page_size"),
-    *("linear_method", "paths", "max_num_seqs", "max_num_batched_tokens", "prefix_cache"),
+    *(
+        "linear_method",
+        "quantization",
+        "paths",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "prefix_cache",
+    ),
     *("num_threads", "native_kernels", "capture_sizes", "environment"),
 )
 """Fields that the fingerprint covers."""

@@ -12,6 +12,7 @@ from .explanation import no_plan, refuse_unknown_names, rejections
 from .hardware import Hardware
 from .memory import device_budget
 from .plan import ExecutionPlan, Origin
+from .quantization import ACTIVATIONS, weight_notes
 from .refusal import Refusal
 from .rules import Situation, native_variant
 from .selection import REGISTRIES, WISHES, Selection, select
@@ -40,6 +41,7 @@ def plan(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Execut
         situation.page_size,
         device_budget(hardware, situation.device),
         selection.linear_method,
+        selection.width,
     )
     return _plan(hardware, model, config, selection, sizes)
 
@@ -62,6 +64,7 @@ def _plan(
         kv_dtype=situation.kv_dtype,
         page_size=situation.page_size,
         linear_method=selection.linear_method,
+        quantization=selection.width,
         paths=selection.paths,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
@@ -128,6 +131,7 @@ def _origins(model: ModelConfig, config: EngineConfig, situation: Situation) -> 
         "kv_dtype": "default",
         "page_size": "default",
         "linear_method": "default",
+        "quantization": "default",
     }
     origins: dict[str, Origin] = {
         name: origin if getattr(config, name) in ("auto", None) else "user"
@@ -154,7 +158,10 @@ def _notes(
     if hardware.cpu.cores_given is not None and config.num_threads is None:
         notes.append(f"num_threads is {hardware.cores_usable}: {hardware.cpu.cores_origin}")
     notes += _changed_dtype(hardware, model, config, selection)
-    notes += dtype_notes(hardware, model, device, dtype, selection.linear_method)
+    method = selection.linear_method
+    if method in ACTIVATIONS:
+        notes += weight_notes(model, method, selection.width)
+    notes += dtype_notes(hardware, model, device, dtype, method)
     notes += _partial_wishes(config, selection)
     return notes
 

@@ -16,6 +16,7 @@ from ..forward_mode import ForwardMode
 from .capability import Capability
 from .device import first_usable_gpu
 from .hardware import Hardware
+from .quantization import why_not_width
 from .refusal import Refusal, RefusalKind
 
 Rule = Callable[["Capability", "Situation"], "Refusal | None"]
@@ -31,6 +32,7 @@ class Situation:
     dtype: str
     kv_dtype: str
     page_size: int
+    quantization: str = "auto"  # as asked
     mode: ForwardMode | None = None  # None: whatever the mode
 
 
@@ -301,6 +303,7 @@ RULES: tuple[Rule, ...] = (
     _packages,
     _compiler,
     _native_kernels,
+    why_not_width,
     _dtype,
     _kv_dtype,
     _page_size,

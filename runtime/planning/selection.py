@@ -23,6 +23,7 @@ from .device import DEVICES, why_not_device
 from .dtypes import dtype_candidates, why_not_dtype
 from .hardware import Hardware
 from .plan import ExecutionPath
+from .quantization import holds, weight_width
 from .refusal import Refusal
 from .rules import Situation, why_not
 
@@ -45,12 +46,17 @@ PAGE_SIZES = (16, 32, 64, 128, 256)
 """Tokens a page that "auto" tries, best first: 16 wastes least and is legal almost everywhere."""
 
 
+ROUNDING_COST = 1000
+"""More than all ranks together: no faster path is worth weights that nobody asked to change."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
     """Chosen candidates and the values they share."""
 
     situation: Situation
     linear_method: str
+    width: str  # what weights are rounded to, or "stored"
     paths: dict[ForwardMode, ExecutionPath]
 
     def uses_native_kernels(self) -> bool:
@@ -154,6 +160,7 @@ def _situation(
         dtype=dtype,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         page_size=page_size,
+        quantization=config.quantization,
     )
 
 
@@ -179,6 +186,7 @@ def _select_at(
     return cost, Selection(
         situation=situation,
         linear_method=method,
+        width=weight_width(config, find(REGISTRIES["linear"], method).capability, model),
         paths={path.mode: path for _, path in best},
     )
 
@@ -223,9 +231,12 @@ def _best_path(
 
 
 def _linear_rank(candidate: Candidate, model: ModelConfig) -> int:
-    """A method that keeps the checkpoint's weights as they are goes before all that change them."""
-    keeps = model.stored_dtype in candidate.capability.keeps_stored
-    return _rank("linear", candidate) + (0 if keeps else len(REGISTRIES["linear"]))
+    """Methods that hold the checkpoint's weights as they are go before those that widen them, and
+    those before all that round them.
+    """
+    capability = candidate.capability
+    tier = 0 if holds(capability, model.stored_dtype) else 2 if capability.quantizes else 1
+    return _rank("linear", candidate) + tier * ROUNDING_COST
 
 
 def _rank(kind: CandidateKind, candidate: Candidate) -> int:

@@ -16,6 +16,7 @@ from ..linear import registry as linear
 from .candidate import find
 from .memory import ITEMSIZE, SCRATCH_PAGES, Budget, Demand, gigabytes
 from .plan import MemoryEstimate, Origin
+from .quantization import AS_STORED
 from .refusal import Refusal
 
 DEFAULTS = {
@@ -78,6 +79,7 @@ def choose_sizes(
     page_size: int,
     budget: Budget,
     linear_method: str = "dense",
+    width: str = AS_STORED,
 ) -> Sizes:
     """Sizes within the budget; PlanError with the numbers where none are. `dtypes`: weights, KV."""
     notes: list[str] = []
@@ -89,8 +91,8 @@ def choose_sizes(
         page_size=page_size,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
-        linear_method=linear_method,
-        kept_types=kept_types(linear_method),
+        method=find(linear.CANDIDATES, linear_method).capability,
+        width=width,
     )
     question = Question(model=model, config=config, device=device, demand=demand, budget=budget)
     _refuse_longer_than_model(question)
@@ -108,12 +110,6 @@ def choose_sizes(
     )
     _explain(question, sizes)
     return sizes
-
-
-def kept_types(linear_method: str) -> tuple[str, ...]:
-    """Checkpoint types that a native method keeps; torch's dense takes the plan's dtype."""
-    capability = find(linear.CANDIDATES, linear_method).capability
-    return capability.keeps_stored if capability.native_kernels else ()
 
 
 def _batch(config: EngineConfig, device: str, notes: list[str]) -> tuple[int, int]:

@@ -127,6 +127,7 @@ def test_every_option_reaches_the_config() -> None:
         "attention_backend": "torch_sdpa",
         "ops": "torch",
         "linear_method": "dense",
+        "quantization": "int8",
         "page_size": 32,
         "kv_bytes": 1 << 20,
         "memory_share": 0.25,

@@ -52,6 +52,21 @@ void run_linear(Storage storage, int rows, int out, int in) {
   for (int i = 0; i < in; ++i) require(std::fabs(row[i] - w[static_cast<size_t>(out - 1) * in + i]) < 0.1f, "rows come back");
 }
 
+void run_stored(Stored type, int rows, int in) {
+  const StoredLayout layout = layout_of(type);
+  std::vector<uint8_t> raw(static_cast<size_t>(rows) * in / layout.weights * layout.bytes);
+  for (auto& byte : raw) byte = static_cast<uint8_t>(std::rand() & 0x3b);  // no scale is infinite
+  std::vector<int32_t> order(rows);
+  for (int i = 0; i < rows; ++i) order[i] = rows - 1 - i;
+  for (const Storage storage : {Storage::kInt4, Storage::kInt8}) {
+    std::vector<char> blocks(static_cast<size_t>((rows + kRows - 1) / kRows) * (in / kGroup) * block_bytes(storage));
+    pack_stored(raw.data(), type, rows, in, order.data(), storage, 0, blocks.data());
+    std::vector<float> row(in);
+    dequantize_row({storage, blocks.data(), rows, in}, rows - 1, row.data());
+    for (const float v : row) require(std::isfinite(v), "stored weights are finite");
+  }
+}
+
 void run_attention(KvType type, int heads, int kv_heads, int dim, int page_size, int window) {
   const std::vector<int32_t> lens = {1, 300, 70, 33}, starts = {0, 1, 2, 22, 55};
   const int max_pages = 300 / page_size + 1;
@@ -110,6 +125,10 @@ int main() {
     run_team();
     for (const Storage s : {Storage::kInt4, Storage::kInt8, Storage::kBfloat16, Storage::kFloat16, Storage::kFloat32}) {
       for (const int rows : {1, 3, 6, 40}) run_linear(s, rows, 37, 75);
+    }
+    for (const Stored type : {Stored::kF16, Stored::kBF16, Stored::kQ4_0, Stored::kQ4_1, Stored::kQ5_0, Stored::kQ5_1,
+                              Stored::kQ8_0, Stored::kQ4_K, Stored::kQ5_K, Stored::kQ6_K}) {
+      run_stored(type, 75, 768);
     }
     for (const int window : {0, 20}) {
       run_attention(KvType::kFloat, 6, 2, 40, 16, window);
