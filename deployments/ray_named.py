@@ -103,7 +103,8 @@ class NamedRay:
         if not ray.is_initialized():
             return
         if self._is_claimed:
-            serve.delete(APP_NAME)
+            if APP_NAME in serve.status().applications:  # else the start ended before that
+                serve.delete(APP_NAME)
             if self._started_serve and not serve.status().applications:
                 serve.shutdown()
         ray.shutdown()

@@ -23,12 +23,16 @@ class WorkerLife:
             self._known[pool.title] |= new
             self._starting[pool.title] |= new
             if new:
-                yield f"{pool.title} died; a new one is starting"
+                yield f"{_worker(pool)} died; a new one is starting"
             for record in pool.records:
                 if record.is_ready and record.pid in self._starting[pool.title]:
                     self._starting[pool.title].discard(record.pid)
-                    yield f"{pool.title} is back (process {record.pid})"
+                    yield f"{_worker(pool)} is back (process {record.pid})"
 
 
 def _pids(pool: PoolStart) -> set[int]:
     return {record.pid for record in pool.records}
+
+
+def _worker(pool: PoolStart) -> str:
+    return f"a worker of {pool.title}" if pool.title.startswith("pool ") else pool.title

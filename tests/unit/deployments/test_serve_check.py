@@ -11,8 +11,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from polypath.deployments.cli import app
+from polypath.deployments.config import ServeConfig
+from polypath.deployments.fleet import plain_fleet
 from polypath.deployments.nodes import Node
 from polypath.deployments.serve_check import check_cluster, check_offline, check_own_ray
+from polypath.deployments.serve_preparation import ServeRequest, absolute
+from polypath.runtime.config import EngineConfig
 from polypath.runtime.errors import ConfigurationError, PlanError
 from polypath.runtime.planning.probe import probe
 from polypath.tests.tiny_models import random
@@ -69,6 +73,18 @@ def test_more_cpus_than_this_machine_has_are_refused(tmp_path: Path, tiny: Path)
         check_own_ray(read(tmp_path, text(tiny, "[{name: p, num_cpus: 999}]")).fleet)
 
 
+def test_workers_that_share_this_machine_must_fit_its_memory_together(
+    tmp_path: Path, tiny: Path
+) -> None:
+    free = probe().memory.free_bytes
+    assert free is not None, "the probe knows this machine's memory"
+    entry = f"num_cpus: 0.5, engine: {{kv_bytes: {free * 3 // 10}}}"
+    check_own_ray(read(tmp_path, text(tiny, f"[{{name: p, {entry}}}]")).fleet)
+    both = f"[{{name: p, {entry}}}, {{name: q, {entry}}}]"
+    with pytest.raises(ConfigurationError, match=r"2 workers on this machine may take .* together"):
+        check_own_ray(read(tmp_path, text(tiny, both)).fleet)
+
+
 def test_a_missing_model_is_said_with_its_line_where_it_must_be_here(
     tmp_path: Path, nodes: list[Node]
 ) -> None:
@@ -103,6 +119,26 @@ def test_offline_says_what_it_did_not_look_at(tmp_path: Path, tiny: Path) -> Non
     assert checked.not_checked == (
         "whether the nodes for pool p exist, and how they would run: nobody answers",
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"),
+    [("auto", True), ("127.0.0.1:6379", True), ("[::1]:6379", True), ("10.255.1.2:6379", False)],
+)
+def test_a_head_on_this_machine_is_known_by_its_address(address: str, is_here: bool) -> None:
+    fleet = plain_fleet(EngineConfig(model="m"))
+    request = ServeRequest(fleet=fleet, where=ServeConfig(address=address))
+    assert request.is_head_here is is_here
+
+
+def test_paths_do_not_depend_on_the_working_directory(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.parent)
+    file = read(tmp_path, text("tiny", "[{name: p}]"))
+    (model,) = absolute(file.fleet).models
+    assert {model.model, model.engine.model, model.pools[0].engine.model} == {str(tiny)}
+    assert absolute(plain_fleet(EngineConfig(model="org/name"))).models[0].model == "org/name"
 
 
 def serve(*arguments: object) -> Result:
