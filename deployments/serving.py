@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -90,6 +91,10 @@ class Session:
             except PolypathError as error:
                 code = 2 if isinstance(error, Refused) else 1
                 self._view.error(str(error), logs=self._ray.logs)
+            except Exception:  # the process's edge; a hanging stop would leave without a word
+                code = 1
+                fault = f"a fault of ours:\n{traceback.format_exc()}"
+                self._view.error(fault, logs=self._ray.logs)
             finally:
                 self._stop(code)
         return code
