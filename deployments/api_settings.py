@@ -27,6 +27,7 @@ class ApiSettings:
         0.5  # wait this long for the step counts of an answer that a stop string ended
     )
     stats_timeout_s: float = 5.0  # for one worker's answer to /health, /metrics and /v1/paths
+    refresh_s: float = 5.0  # how often workers are asked for the speeds of their live steps
     heartbeat_limit_s: float = 60.0  # a step loop with work that is silent for longer is unhealthy
     tokenizer_threads: int = 2
     max_queued: int = 256  # answers that wait at this gateway for a worker of one model

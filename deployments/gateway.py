@@ -66,6 +66,7 @@ class Gateway:
         self.models: dict[str, ServedModel] = {}
         self.id = f"gateway-{secrets.token_hex(4)}"
         self.metrics = GatewayMetrics(self.id)
+        self._refreshing: asyncio.Task[None] | None = None
 
     def add_model(
         self,
@@ -121,7 +122,15 @@ class Gateway:
         worker = Worker.of(link, said)
         model.workers[worker.id] = worker
         model.line.changed()
+        if self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._refresh_speeds())
         return worker
+
+    async def _refresh_speeds(self) -> None:
+        """Now and then ask all workers what their live steps took."""
+        while True:
+            await asyncio.sleep(self.settings.refresh_s)
+            await self.all_stats()
 
     def remove_worker(self, worker_id: str) -> None:
         """Send a worker nothing more; its running streams go on. An unknown id is nothing."""
@@ -180,6 +189,8 @@ class Gateway:
         return stats
 
     def close(self) -> None:
-        """Let the tokenizer threads go."""
+        """Let the tokenizer threads go, and ask nobody any more."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         for model in self.models.values():
             model.prompts.close()

@@ -128,7 +128,23 @@ class Generation:
         pieces, error = self._collect(first.result())
         if error is not None and not pieces:
             raise error
-        self._inbox.put_nowait(pieces)
+        self._put_back(pieces, error)
+
+    async def has_news(self, timeout_s: float) -> bool:
+        """Whether `batches` would give something, or raise, within `timeout_s`."""
+        first = asyncio.ensure_future(self._inbox.get())
+        try:
+            await asyncio.wait({first}, timeout=timeout_s)
+        finally:
+            first.cancel()
+        if first.done() and not first.cancelled():
+            self._put_back(*self._collect(first.result()))
+            return True
+        return False
+
+    def _put_back(self, pieces: list[Piece], error: BaseException | None) -> None:
+        if pieces:
+            self._inbox.put_nowait(pieces)
         if error is not None:
             self._inbox.put_nowait(error)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -49,6 +49,18 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
+        self._waiting = Gauge(
+            "polypath_gateway_waiting",
+            "Answers that wait for a worker",
+            ("gateway", "model"),
+            registry=self.registry,
+        )
+        self._queue_time = Gauge(
+            "polypath_gateway_queue_time_seconds",
+            "How long a new answer is likely to wait for a worker",
+            ("gateway", "model"),
+            registry=self.registry,
+        )
         self._routes = Counter(
             "polypath_gateway_routes",
             "Answers handed to a worker, by the rule that chose it",
@@ -108,6 +120,11 @@ class GatewayMetrics:
     def count_response(self, route: str, status: int) -> None:
         """An HTTP response began."""
         self._responses.labels(self._gateway, route, str(status)).inc()
+
+    def show_queue(self, model: str, num_waiting: int, queue_time_s: float) -> None:
+        """How many answers wait here for a worker, and how long a new one would."""
+        self._waiting.labels(self._gateway, model).set(num_waiting)
+        self._queue_time.labels(self._gateway, model).set(queue_time_s)
 
     def render(self, workers: Iterable[WorkerStats]) -> bytes:
         """The text of /metrics: the workers' part first."""

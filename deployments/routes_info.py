@@ -60,6 +60,8 @@ def info_routes(gateway: Gateway) -> APIRouter:
     async def metrics(_: HttpRequest) -> Response:
         stats = await gateway.all_stats()
         workers = [worker for worker in gateway.all_workers() if worker.id in stats]
+        for model in gateway.models.values():
+            gateway.metrics.show_queue(model.name, len(model.line), model.line.queue_time_s())
         text = gateway.metrics.render(_worker_stats(worker, stats[worker.id]) for worker in workers)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -135,6 +137,7 @@ def _paths(worker: Worker, stats: dict[str, Any] | None) -> JsonObject:  # JSON
         "max_waiting": said.get("max_waiting"),
         "pid": said.get("pid"),
         "started_at": said.get("started_at"),
+        "link": worker.link.kind,  # road, handle, or local in tests
         "in_flight": worker.num_in_flight,
         "stats": stats,  # null: the worker did not answer in time
         "steps": (stats or {}).get("steps", []),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .generation import Generation
 
 encode = msgspec.json.encode
+COMMENT_S = 15.0  # between comments in a stream that waits
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -61,6 +62,7 @@ class GenerationResponse(Response):
         headers = [(name, value) for name, value in start.raw_headers if name != b"content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
+            await self._keep_open(send)
             await self._send_events(send)
         except (
             Exception
@@ -68,6 +70,13 @@ class GenerationResponse(Response):
             body = as_api_error(error).body()
             await _send(send, b"event: error\ndata: " + encode(body) + b"\n\n")
         await _send(send, b"", more=False)
+
+    async def _keep_open(self, send: Send) -> None:
+        """A comment now and then while the stream still waits in the queue: proxies and clients
+        take a silent one for dead.
+        """
+        while self._generation.worker is None and not await self._generation.has_news(COMMENT_S):
+            await _send(send, b": waiting for a worker\n\n")
 
     async def _send_events(self, send: Send) -> None:
         """One message per batch of pieces; `polypath` goes out with the very last chunk."""
