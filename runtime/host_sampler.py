@@ -56,13 +56,14 @@ class HostSampler:
         failed: dict[int, NoToken] = {}
         for i, row in enumerate(rows):
             best = values.item(i, token_ids[i])  # NaN, where there is one
-            token: int | NoToken = NoToken.NOT_FINITE
-            if isfinite(best):
+            if not isfinite(best):
+                failed[i] = NoToken.NOT_FINITE
+            elif row.sampling.temperature or changes_logits(row):
                 token = self._token(values[i], token_ids[i], best, row)
-            if isinstance(token, NoToken):
-                failed[i] = token
-            else:
-                token_ids[i] = token
+                if isinstance(token, NoToken):
+                    failed[i] = token
+                else:
+                    token_ids[i] = token
         return HostSampled(token_ids, _logprobs(logits, rows, token_ids), failed)
 
     def _token(

@@ -156,9 +156,13 @@ class StepCount:
     steps: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class RequestOutput:
-    """What one engine step gave one request; the last one has a `finish_reason`."""
+    """What one engine step gave one request; the last one has a `finish_reason`.
+
+    Not frozen, but nobody changes one: each token of each request makes one, and a frozen one takes
+    three times as long to make.
+    """
 
     request_id: str
     position: int  # index in output_ids of the first of `token_ids`

@@ -80,9 +80,9 @@ class RequestState:
         return self.token_ids[self.num_computed : self.num_computed + num_tokens]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledRow:
-    """One request's share of a step."""
+    """One request's share of a step. Not frozen for the reason that `RequestOutput` is not."""
 
     state: RequestState
     num_tokens: int
