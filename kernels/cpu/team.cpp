@@ -1,6 +1,8 @@
 // See team.h.
 #include "team.h"
 
+#include <algorithm>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -8,6 +10,10 @@
 namespace polypath {
 namespace {
 
+constexpr auto kStall = std::chrono::microseconds(500);      // waited for a last chunk, and as long as three others took
+constexpr auto kAlone = std::chrono::milliseconds(5);        // after a first stall
+constexpr auto kLongestAlone = std::chrono::milliseconds(320);
+constexpr auto kCalm = std::chrono::milliseconds(200);       // together for so long without a stall: all is forgotten
 constexpr int kSpins = 2000;  // some 20-60 microseconds, longer than the gap between two operations of a step
 
 inline void relax() {
@@ -46,6 +52,10 @@ void Team::run(int num_chunks, Work work, void* context) {
     return;
   }
   std::lock_guard<std::mutex> turn(caller_);
+  if (was_stalled_ && is_alone()) {
+    for (int chunk = 0; chunk < num_chunks; ++chunk) work(context, chunk);
+    return;
+  }
   operation_ = {work, context};
   num_done_.store(0, std::memory_order_relaxed);
   const uint64_t epoch = (state_.load(std::memory_order_relaxed) >> (2 * kBits)) + 1;
@@ -54,15 +64,37 @@ void Team::run(int num_chunks, Work work, void* context) {
     std::lock_guard<std::mutex> lock(sleep_);
     wake_.notify_all();
   }
-  while (work_once()) {
+  const auto began = Clock::now();
+  int num_own = 0;
+  while (work_once()) ++num_own;
+  const auto done = Clock::now();
+  wait_for_last(num_chunks, done, num_own == 0 ? Clock::duration::max() : 3 * (done - began) / num_own);
+}
+
+// Whether the caller still works alone after a stall.
+bool Team::is_alone() {
+  const auto now = Clock::now();
+  if (now < alone_until_) return true;
+  if (now - alone_until_ > kCalm) was_stalled_ = false;
+  return false;
+}
+
+// Until the chunks that others have claimed are done. `since` is when the caller had none left; a wait of more than
+// `usual` is a stall.
+void Team::wait_for_last(int num_chunks, Clock::time_point since, Clock::duration usual) {
+  for (int spins = 0; spins < kSpins; ++spins) {
+    if (num_done_.load(std::memory_order_acquire) >= num_chunks) return;
+    relax();
   }
-  for (int spins = 0; num_done_.load(std::memory_order_acquire) < num_chunks; ++spins) {
-    if (spins < kSpins) {
-      relax();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  while (num_done_.load(std::memory_order_acquire) < num_chunks) std::this_thread::yield();
+  const auto now = Clock::now();
+  if (now - since > std::max<Clock::duration>(kStall, usual)) note_stall(now);
+}
+
+void Team::note_stall(Clock::time_point now) {
+  alone_for_ = was_stalled_ ? std::min<Clock::duration>(2 * alone_for_, kLongestAlone) : Clock::duration(kAlone);
+  alone_until_ = now + alone_for_;
+  was_stalled_ = true;
 }
 
 // Claims and runs one chunk; false when the running operation has none left.

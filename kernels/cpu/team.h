@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -25,7 +26,8 @@ class Team {
   int size() const { return static_cast<int>(threads_.size()) + 1; }
 
   // Runs work(context, 0 .. num_chunks - 1) on the team and returns when all chunks are done.
-  // Callers from several threads take turns.
+  // Callers from several threads take turns. A thread that is put off its core with a chunk in hand holds up the
+  // whole operation; when that happens, the caller works alone for a while, twice as long each time.
   void run(int num_chunks, Work work, void* context);
 
   template <typename Function>
@@ -41,8 +43,13 @@ class Team {
   static constexpr int kBits = 20;
   static constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
 
+  using Clock = std::chrono::steady_clock;
+
   void serve();
   bool work_once();
+  bool is_alone();
+  void wait_for_last(int num_chunks, Clock::time_point since, Clock::duration usual);
+  void note_stall(Clock::time_point now);
   void wait_for(uint64_t seen_epoch);
 
   struct Operation {
@@ -55,6 +62,9 @@ class Team {
   alignas(64) std::atomic<int> num_sleeping_{0};
   std::atomic<bool> is_closing_{false};
   Operation operation_;
+  Clock::time_point alone_until_{};  // the caller works alone until then; read and written under caller_
+  Clock::duration alone_for_{};
+  bool was_stalled_ = false;
   std::mutex caller_;
   std::mutex sleep_;
   std::condition_variable wake_;
