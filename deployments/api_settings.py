@@ -27,10 +27,11 @@ class ApiSettings:
         0.5  # wait this long for the step counts of an answer that a stop string ended
     )
     stats_timeout_s: float = 5.0  # for one worker's answer to /health, /metrics and /v1/paths
+    compares_policies: bool = False  # `polypath bench routing` may ask for another policy by header
     refresh_s: float = 5.0  # how often workers are asked for the speeds of their live steps
     heartbeat_limit_s: float = 60.0  # a step loop with work that is silent for longer is unhealthy
     tokenizer_threads: int = 2
-    max_queued: int = 256  # answers that wait at this gateway for a worker of one model
+    max_queued: int | None = None  # answers of one model that wait here; None: all workers' queues
     queue_headers_after_s: float = 15.0  # a stream still in the queue sends its headers then
     max_resumes: int = 3  # workers that may fail one answer before it is given up
     max_refusals: int = 4  # full workers that may refuse one answer before that is a 429
@@ -40,6 +41,6 @@ class ApiSettings:
 
     def __post_init__(self) -> None:
         least_one = ("max_body_bytes", "max_choices", "max_stop_strings", "tokenizer_threads")
-        for name in (*least_one, "max_queued"):
+        for name in (*least_one, *(() if self.max_queued is None else ("max_queued",))):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -33,6 +33,7 @@ class Target:
     timeout_s: float = 600.0
     ignore_eos: bool = True  # not OpenAI's field, but the only way to fix an answer's length
     temperature: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)  # beyond the key's
 
     @property
     def path(self) -> str:
@@ -109,7 +110,9 @@ async def ask(
     sample = Sample(due_s=due_s)
     try:
         async with session.post(
-            target.url + target.path, json=target.body(prompt, max_tokens)
+            target.url + target.path,
+            json=target.body(prompt, max_tokens),
+            headers=target.headers,
         ) as r:
             if r.status != 200:
                 sample.error, sample.detail = f"http_{r.status}", _message(await r.read())

@@ -9,6 +9,7 @@ import typer
 
 from ..runtime.errors import PolypathError
 from .commands.bench import bench
+from .commands.bench_routing import bench_routing
 from .commands.bench_serve import bench_serve
 from .commands.chat import chat
 from .commands.check import check
@@ -28,6 +29,7 @@ app = typer.Typer(
 for command in (serve, chat, paths, probe, plan, check, key):
     app.command()(command)
 bench.command("serve")(bench_serve)
+bench.command("routing")(bench_routing)
 app.add_typer(bench, name="bench")
 
 

@@ -1,4 +1,4 @@
-"""What a request's headers ask of the router: `x-polypath-require`, `-prefer`, `-debug`."""
+"""What a request asks of the router, by headers: `x-polypath-require` and the others below."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ..runtime.errors import RequestError
 from ..runtime.request import SamplingParams
 from .needs import HEADER as REQUIRE
 from .needs import Needs, Requirement, parse_requirements
-from .router import RoutingRules
+from .router import POLICIES, Policy, RoutingRules
 
 PREFER = "x-polypath-prefer"
 DEBUG = "x-polypath-debug"
+POLICY = "x-polypath-policy"  # where the operator lets policies be compared
 ROUTE = "x-polypath-route"  # of the answer
 POOL = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 MAX_POOLS = 16
@@ -28,6 +29,7 @@ class RouteWish:
     is_deterministic: bool = False
     prefer: tuple[str, ...] = ()
     spill: bool = True
+    policy: Policy | None = None
     explains: bool = False  # the answer is to say how its worker was chosen
 
     def needs(self, num_prompt: int, sampling: SamplingParams) -> Needs:
@@ -41,7 +43,9 @@ class RouteWish:
         )
 
     def rules(self, rules: RoutingRules) -> RoutingRules:
-        """The model's rules, with this request's own order of pools where it has one."""
+        """The model's rules, with what this request wants otherwise."""
+        if self.policy is not None:
+            rules = replace(rules, policy=self.policy)
         return replace(rules, prefer=self.prefer, spill=self.spill) if self.prefer else rules
 
 
@@ -56,8 +60,8 @@ def features(sampling: SamplingParams) -> frozenset[str]:
     return frozenset(name for name, is_used in used.items() if is_used)
 
 
-def read_wish(headers: Mapping[str, str]) -> RouteWish:
-    """Read the three headers. Raises `RequestError` that names the one that is wrong."""
+def read_wish(headers: Mapping[str, str], *, compares_policies: bool = False) -> RouteWish:
+    """Read the headers. Raises `RequestError` that names the one that is wrong."""
     requirements, is_deterministic = parse_requirements(headers.get(REQUIRE, ""))
     prefer, spill = _parse_prefer(headers.get(PREFER, ""))
     debug = headers.get(DEBUG, "").strip()
@@ -68,8 +72,20 @@ def read_wish(headers: Mapping[str, str]) -> RouteWish:
         is_deterministic=is_deterministic,
         prefer=prefer,
         spill=spill,
+        policy=_parse_policy(headers.get(POLICY, "").strip(), compares_policies),
         explains=bool(debug),
     )
+
+
+def _parse_policy(text: str, is_allowed: bool) -> Policy | None:
+    if not text:
+        return None
+    if not is_allowed:
+        why = "is for comparing policies, which this server does not allow (api.compares_policies)"
+        raise RequestError(f"{POLICY} {why}; leave it out", POLICY)
+    if text not in POLICIES:
+        raise RequestError(f"{POLICY} is {text[:40]!a}; it must be one of {POLICIES}", POLICY)
+    return text
 
 
 def _parse_prefer(text: str) -> tuple[tuple[str, ...], bool]:

@@ -21,6 +21,7 @@ from .served_worker import Worker
 
 CROWDING = 0.02  # what a full worker may cost more than an empty one that is as fast
 Policy = Literal["fastest", "power_of_two"]
+POLICIES: tuple[Policy, ...] = ("fastest", "power_of_two")
 
 
 class RouteReason(StrEnum):

@@ -61,7 +61,7 @@ class _Chat:
         arrived_s = time.monotonic()
         gateway = self._gateway
         body = await read_request(ChatBody, request, gateway.settings.max_body_bytes)
-        caller, wish = caller_of(request), read_wish(request.headers)
+        caller, wish = caller_of(request), wish_of(request, gateway)
         model = caller.find_model(gateway, body.model)
         gateway.require_workers(model)
         check_tools(body)
@@ -109,7 +109,7 @@ class _Completion:
         arrived_s = time.monotonic()
         gateway = self._gateway
         body = await read_request(CompletionBody, request, gateway.settings.max_body_bytes)
-        caller, wish = caller_of(request), read_wish(request.headers)
+        caller, wish = caller_of(request), wish_of(request, gateway)
         model = caller.find_model(gateway, body.model)
         gateway.require_workers(model)
         if body.best_of is not None and body.best_of != body.n:
@@ -136,6 +136,11 @@ class _Completion:
         has_logprobs = body.logprobs is not None
         form = CompletionFormat(head, has_logprobs=has_logprobs, has_echo=body.echo)
         return GenerationResponse(generation, head, form, is_stream=body.stream)
+
+
+def wish_of(request: HttpRequest, gateway: Gateway) -> RouteWish:
+    """What the headers ask of the router. Raises `RequestError`."""
+    return read_wish(request.headers, compares_policies=gateway.settings.compares_policies)
 
 
 async def start(

@@ -102,6 +102,11 @@ class Worker:
         return ", ".join(f"{mode}={name}" for mode, name in self.paths.items())
 
     @property
+    def max_waiting(self) -> int:
+        """Requests that its own queue would hold."""
+        return self.capacity - self.max_num_seqs
+
+    @property
     def num_in_flight(self) -> int:
         """Requests of this gateway that it runs or queues."""
         return len(self.jobs)

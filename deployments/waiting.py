@@ -25,7 +25,7 @@ OnPlaced = Callable[[Decision, float], None]
 class Limits:
     """Of the queue of one model."""
 
-    max_queued: int = 256  # answers
+    max_queued: int | None = None  # answers; None: as many as all workers' own queues would hold
     stranded_s: float = 5.0  # an answer that no worker can take waits so long for one to come
     same_class_s: float = 2.0  # a resumed answer waits so long for room on a worker of its class
 
@@ -81,7 +81,8 @@ class Line:
         """Raise `QueueFullError` when so many new answers are more than can start or wait."""
         now_s = asyncio.get_running_loop().time()
         forecasts = Forecasts(now_s)
-        left = self.limits.max_queued - len(self._tickets)
+        limit = self._max_queued()
+        left = limit - len(self._tickets)
         if num_answers <= left:
             return
         for worker in self._workers.values() if not self._tickets else ():
@@ -89,10 +90,15 @@ class Line:
                 left += worker.concurrency + AHEAD - worker.num_busy(now_s)
         if num_answers > left:
             raise QueueFullError(
-                f"{len(self._tickets)} answers wait here, and the limit is "
-                f"{self.limits.max_queued}; try again later",
+                f"{len(self._tickets)} answers wait here, and the limit is {limit}; try again "
+                "later",
                 max(1.0, self.queue_time_s()),
             )
+
+    def _max_queued(self) -> int:
+        if self.limits.max_queued is not None:
+            return self.limits.max_queued
+        return sum(worker.max_waiting for worker in self._workers.values())
 
     async def place(
         self,
