@@ -6,11 +6,13 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
+#include "lanes.h"
 #include "numbers.h"
 #include "team.h"
 
@@ -18,7 +20,35 @@ namespace polypath {
 namespace {
 
 constexpr int kTokenTile = 128;  // rows of x whose 8-bit copy stays in the second-level cache
-constexpr int kMaxTile = 4;      // rows of x that share one pass over a weight block
+constexpr int kTile = 4;         // rows of x that lie interleaved and share one pass over weights
+constexpr int kWide = 2;         // rows of blocks that share one pass over a tile
+constexpr int kFewRows = 4;      // up to here memory is the bound, and one stream of weights reads faster than two
+constexpr int kManyRows = 16;    // from here on unpacking 4-bit weights once for all rows pays
+constexpr int64_t kSlab = 24;    // groups whose unpacked weights stay in the first-level cache
+
+// Activations in 8 bits: x = scale * q for each group of 32. Rows lie in tiles of kTile (what is left over forms a
+// smaller last tile), so that a kernel reads one stream: of a tile of n rows, q is [groups, 8, n, 4] and `factors` is
+// [groups, 2, n], the scale and then scale times the sum of the group's q.
+struct Quantized {
+  int8_t* q;
+  float* factors;
+};
+
+// Memory in whole cache lines that grows as needed and is kept, one for each thread that asks.
+class Memory {
+ public:
+  void* at_least(size_t bytes) {
+    if (bytes + 64 > capacity_) {
+      capacity_ = bytes + 64;
+      memory_.reset(new char[capacity_]);
+    }
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory_.get()) + 63) / 64 * 64);
+  }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  size_t capacity_ = 0;
+};
 
 // What is not finite must stay visible in every output.
 void poison_group(int8_t* q, float* scale, float* sum) {
@@ -40,7 +70,7 @@ inline int32_t sum_of(__m256i v) {
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-void quantize_whole_group(const float* x, int8_t* q, float* scale, float* sum) {
+void quantize_group(const float* x, int8_t* q, float* scale, float* sum) {
   const __m256 sign = _mm256_set1_ps(-0.0f), infinity = _mm256_set1_ps(INFINITY);
   __m256 v[4], largest = _mm256_setzero_ps(), is_odd = _mm256_setzero_ps();
   for (int i = 0; i < 4; ++i) {
@@ -64,7 +94,7 @@ void quantize_whole_group(const float* x, int8_t* q, float* scale, float* sum) {
 
 #else
 
-void quantize_whole_group(const float* x, int8_t* q, float* scale, float* sum) {
+void quantize_group(const float* x, int8_t* q, float* scale, float* sum) {
   float largest = 0.0f;
   bool is_finite = true;
   for (int i = 0; i < kGroup; ++i) {
@@ -86,13 +116,50 @@ void quantize_whole_group(const float* x, int8_t* q, float* scale, float* sum) {
 
 #endif
 
-void quantize_row(const float* x, int in, int groups, int8_t* q, float* scale, float* sum) {
-  const int whole = in / kGroup;
-  for (int g = 0; g < whole; ++g) quantize_whole_group(x + g * kGroup, q + g * kGroup, scale + g, sum + g);
-  if (whole == groups) return;
-  float rest[kGroup] = {};
-  std::copy_n(x + whole * kGroup, in - whole * kGroup, rest);
-  quantize_whole_group(rest, q + whole * kGroup, scale + whole, sum + whole);
+struct Group {
+  alignas(32) int8_t q[kGroup];
+  float scale, sum;
+};
+
+// Four inputs of each of `rows` rows side by side.
+void interleave(const Group* from, int rows, int8_t* q) {
+#if defined(__AVX2__)
+  if (rows == 4) {
+    __m256i r[4];
+    for (int t = 0; t < 4; ++t) r[t] = _mm256_load_si256(reinterpret_cast<const __m256i*>(from[t].q));
+    const __m256i low01 = _mm256_unpacklo_epi32(r[0], r[1]), high01 = _mm256_unpackhi_epi32(r[0], r[1]);
+    const __m256i low23 = _mm256_unpacklo_epi32(r[2], r[3]), high23 = _mm256_unpackhi_epi32(r[2], r[3]);
+    const __m256i a = _mm256_unpacklo_epi64(low01, low23), b = _mm256_unpackhi_epi64(low01, low23);
+    const __m256i c = _mm256_unpacklo_epi64(high01, high23), d = _mm256_unpackhi_epi64(high01, high23);
+    auto* to = reinterpret_cast<__m256i*>(q);
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(a, b, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(c, d, 0x20));
+    _mm256_storeu_si256(to + 2, _mm256_permute2x128_si256(a, b, 0x31));
+    _mm256_storeu_si256(to + 3, _mm256_permute2x128_si256(c, d, 0x31));
+    return;
+  }
+#endif
+  for (int c = 0; c < kGroup / 4; ++c) {
+    for (int t = 0; t < rows; ++t) std::memcpy(q + 4 * (c * rows + t), from[t].q + 4 * c, 4);
+  }
+}
+
+// `rows` rows of x, at most kTile, as one tile.
+void quantize_tile(const float* x, int64_t x_stride, int rows, int in, int8_t* q, float* factors) {
+  Group group[kTile];
+  for (int first = 0; first < in; first += kGroup) {
+    for (int t = 0; t < rows; ++t) {
+      float rest[kGroup] = {};
+      const float* from = x + t * x_stride + first;
+      if (in - first < kGroup) from = std::copy_n(from, in - first, rest) - (in - first);
+      quantize_group(from, group[t].q, &group[t].scale, &group[t].sum);
+      factors[t] = group[t].scale;
+      factors[rows + t] = group[t].sum;
+    }
+    interleave(group, rows, q);
+    q += rows * kGroup;
+    factors += 2 * rows;
+  }
 }
 
 #if defined(__AVX2__)
@@ -103,109 +170,138 @@ inline __m256i broadcast4(const int8_t* x) {
   return _mm256_set1_epi32(four);
 }
 
+inline __m256i load_bytes(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
+
 // Keeps the compiler from summing in another order, for which it would need more registers than there are.
 inline void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
-
-// Integer sums of one int4 block with `tile` rows of x, as 8 int32 a row of x.
-template <int tile>
-inline __attribute__((always_inline)) void dot_block(const Int4Block& b, const int8_t* x, int64_t stride,
-                                                     __m256i* sums) {
-  const __m256i low = _mm256_set1_epi8(15);
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  for (int t = 0; t < tile; ++t) sums[t] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b.q + 32 * c));
-    const __m256i w0 = _mm256_and_si256(w, low);
-    const __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(w, 4), low);
-#pragma GCC unroll 8
-    for (int t = 0; t < tile; ++t) {
-      sums[t] = _mm256_dpbusd_epi32(sums[t], w0, broadcast4(x + t * stride + 8 * c));
-      sums[t] = _mm256_dpbusd_epi32(sums[t], w1, broadcast4(x + t * stride + 8 * c + 4));
-    }
-  }
-#else
-  // Sixteen-bit sums hold a whole group: 8 x 2 x 15 x 127 = 30,480.
-  __m256i narrow[tile];
-  for (int t = 0; t < tile; ++t) narrow[t] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-  for (int half = 0; half < 8; ++half) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b.q + 32 * (half / 2)));
-    const __m256i w = _mm256_and_si256(half % 2 ? _mm256_srli_epi16(both, 4) : both, low);
-#pragma GCC unroll 8
-    for (int t = 0; t < tile; ++t) {
-      const __m256i products = _mm256_maddubs_epi16(w, broadcast4(x + t * stride + 4 * half));
-      narrow[t] = _mm256_add_epi16(narrow[t], products);
-      keep_order(narrow[t]);
-    }
-  }
-  const __m256i ones = _mm256_set1_epi16(1);
-  for (int t = 0; t < tile; ++t) sums[t] = _mm256_madd_epi16(narrow[t], ones);
-#endif
-}
-
-// The same for int8 weights: |w| times x with w's sign, 2 x 128 x 127 = 32,512 fits sixteen bits.
-template <int tile>
-inline __attribute__((always_inline)) void dot_block(const Int8Block& b, const int8_t* x, int64_t stride,
-                                                     __m256i* sums) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  for (int t = 0; t < tile; ++t) sums[t] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-  for (int c = 0; c < 8; ++c) {
-    const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b.q + 32 * c));
-    const __m256i size = _mm256_abs_epi8(w);
-#pragma GCC unroll 8
-    for (int t = 0; t < tile; ++t) {
-      const __m256i signed_x = _mm256_sign_epi8(broadcast4(x + t * stride + 4 * c), w);
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-      sums[t] = _mm256_dpbusd_epi32(sums[t], size, signed_x);
-#else
-      const __m256i pairs = _mm256_maddubs_epi16(size, signed_x);
-      sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs, ones));
-#endif
-      keep_order(sums[t]);
-    }
-  }
-  (void)ones;
-}
 
 inline __m256 halves(const uint16_t* h) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(h)));
 }
 
-inline __m256 offsets(const Int4Block& b) { return halves(b.m); }
-inline __m256 offsets(const Int8Block&) { return _mm256_setzero_ps(); }
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+constexpr bool kHasDot = true;
+inline __m256i dot4(__m256i sum, __m256i w, __m256i x) { return _mm256_dpbusd_epi32(sum, w, x); }
+#else
+constexpr bool kHasDot = false;
+inline __m256i dot4(__m256i sum, __m256i, __m256i) { return sum; }
+#endif
 
+// What the multiplication below reads of a block: chunk c holds 4 inputs of each of 8 rows.
+inline __m256i chunk(const Int4Block& b, int c) {
+  const __m256i both = load_bytes(b.q + 32 * (c / 2));
+  return _mm256_and_si256(c % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+}
+inline __m256 step_of(const Int4Block& b) { return halves(b.d); }
+inline __m256 offset_of(const Int4Block& b) { return halves(b.m); }
+
+// An Int4Block whose weights are bytes and whose factors are floats.
+struct OpenBlock {
+  uint8_t q[256];
+  float d[kRows];
+  float m[kRows];
+};
+inline __m256i chunk(const OpenBlock& b, int c) { return load_bytes(b.q + 32 * c); }
+inline __m256 step_of(const OpenBlock& b) { return _mm256_loadu_ps(b.d); }
+inline __m256 offset_of(const OpenBlock& b) { return _mm256_loadu_ps(b.m); }
+
+constexpr int64_t kAhead = 24;  // blocks between a block and the one to ask for
+
+// Weights are read once a pass over rows of x, mostly from memory, so ask for those of the next pass.
 template <typename Block>
-constexpr bool has_offsets = std::is_same_v<Block, Int4Block>;
+inline __attribute__((always_inline)) void fetch(const Block* block) {
+#pragma GCC unroll 8
+  for (size_t i = 0; i < sizeof(Block); i += 64) _mm_prefetch(reinterpret_cast<const char*>(block) + i, _MM_HINT_T0);
+}
+inline void fetch(const OpenBlock*) {}  // was just written
 
-// out[t][0..8) for `tile` rows of x.
-template <typename Block, int tile>
-inline __attribute__((always_inline)) void dot_rows(const Block* blocks, int groups, const Quantized& x, int first,
-                                                    float (*out)[kRows]) {
-  const int64_t stride = static_cast<int64_t>(groups) * kGroup;
-  const int8_t* q = x.q + first * stride;
-  const float* scale = x.scale + static_cast<int64_t>(first) * groups;
-  const float* sum = x.sum + static_cast<int64_t>(first) * groups;
-  __m256 total[tile];
-  for (int t = 0; t < tile; ++t) total[t] = _mm256_setzero_ps();
-  for (int g = 0; g < groups; ++g) {
-    _mm_prefetch(reinterpret_cast<const char*>(blocks + g + 12), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(blocks + g + 12) + 64, _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(blocks + g + 12) + 128, _MM_HINT_T0);
-    __m256i sums[tile];
-    dot_block<tile>(blocks[g], q + g * kGroup, stride, sums);
-    const __m256 d = halves(blocks[g].d);
-    for (int t = 0; t < tile; ++t) {
-      const __m256 s = _mm256_mul_ps(d, _mm256_set1_ps(scale[static_cast<int64_t>(t) * groups + g]));
-      total[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[t]), s, total[t]);
-      if constexpr (has_offsets<Block>) {
-        const __m256 shift = _mm256_set1_ps(sum[static_cast<int64_t>(t) * groups + g]);
-        total[t] = _mm256_fmadd_ps(offsets(blocks[g]), shift, total[t]);
+void open_blocks(const Int4Block* from, int64_t count, OpenBlock* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    fetch(from + kAhead + i);
+    for (int c = 0; c < 8; ++c) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to[i].q + 32 * c), chunk(from[i], c));
+    _mm256_storeu_ps(to[i].d, step_of(from[i]));
+    _mm256_storeu_ps(to[i].m, offset_of(from[i]));
+  }
+}
+
+inline __m256i chunk(const Int8Block& b, int c) { return load_bytes(b.q + 32 * c); }
+inline __m256 step_of(const Int8Block& b) { return halves(b.d); }
+inline __m256 offset_of(const Int8Block&) { return _mm256_setzero_ps(); }
+
+// Sums of 4-bit weights times x: sixteen bits hold a whole group, 8 x 2 x 15 x 127 = 30,480.
+template <typename Block>
+struct Sums {
+  static inline __attribute__((always_inline)) __m256i add(__m256i sum, __m256i w, __m256i x) {
+    return kHasDot ? dot4(sum, w, x) : _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+  }
+  static inline __attribute__((always_inline)) __m256i whole(__m256i sum) {
+    return kHasDot ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+  }
+};
+
+// Of 8-bit weights: |w| times x with w's sign, 2 x 128 x 127 = 32,512 fits sixteen bits.
+template <>
+struct Sums<Int8Block> {
+  static inline __attribute__((always_inline)) __m256i add(__m256i sum, __m256i w, __m256i x) {
+    const __m256i size = _mm256_abs_epi8(w), signed_x = _mm256_sign_epi8(x, w);
+    if (kHasDot) return dot4(sum, size, signed_x);
+    const __m256i pairs = _mm256_maddubs_epi16(size, signed_x);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static inline __attribute__((always_inline)) __m256i whole(__m256i sum) { return sum; }
+};
+
+// Adds to out[t][b][0..8) for `tile` rows of x and `wide` rows of blocks, which lie `stride` blocks apart.
+template <typename Block, int tile, int wide>
+__attribute__((noinline)) void dot_tile(const Block* blocks, int64_t stride, int64_t groups, const int8_t* q,
+                                        const float* factors, float* out) {
+  __m256 total[tile][wide];
+#pragma GCC unroll 8
+  for (int t = 0; t < tile; ++t) {
+#pragma GCC unroll 8
+    for (int b = 0; b < wide; ++b) total[t][b] = _mm256_load_ps(out + (t * wide + b) * kRows);
+  }
+  const int64_t ahead = wide * stride <= 2 * kAhead ? wide * stride : kAhead;
+  for (int64_t g = 0; g < groups; ++g) {
+    const Block* block = blocks + g;
+#pragma GCC unroll 8
+    for (int b = 0; b < wide; ++b) fetch(block + b * stride + ahead);
+    __m256i sums[tile][wide];
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; ++c) {
+      __m256i w[wide];
+#pragma GCC unroll 8
+      for (int b = 0; b < wide; ++b) w[b] = chunk(block[b * stride], c);
+#pragma GCC unroll 8
+      for (int t = 0; t < tile; ++t) {
+        const __m256i x = broadcast4(q + 4 * (c * tile + t));
+#pragma GCC unroll 8
+        for (int b = 0; b < wide; ++b) {
+          sums[t][b] = Sums<Block>::add(c == 0 ? _mm256_setzero_si256() : sums[t][b], w[b], x);
+          keep_order(sums[t][b]);
+        }
       }
     }
+#pragma GCC unroll 8
+    for (int b = 0; b < wide; ++b) {
+      const __m256 d = step_of(block[b * stride]), m = offset_of(block[b * stride]);
+#pragma GCC unroll 8
+      for (int t = 0; t < tile; ++t) {
+        const __m256 s = _mm256_mul_ps(d, _mm256_broadcast_ss(factors + t));
+        total[t][b] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(Sums<Block>::whole(sums[t][b])), s, total[t][b]);
+        if constexpr (!std::is_same_v<Block, Int8Block>) {
+          total[t][b] = _mm256_fmadd_ps(m, _mm256_broadcast_ss(factors + tile + t), total[t][b]);
+        }
+      }
+    }
+    q += tile * kGroup;
+    factors += 2 * tile;
   }
-  for (int t = 0; t < tile; ++t) _mm256_storeu_ps(out[t], total[t]);
+#pragma GCC unroll 8
+  for (int t = 0; t < tile; ++t) {
+#pragma GCC unroll 8
+    for (int b = 0; b < wide; ++b) _mm256_store_ps(out + (t * wide + b) * kRows, total[t][b]);
+  }
 }
 
 #else  // portable
@@ -219,18 +315,16 @@ inline int weight(const Int8Block& b, int row, int input) { return b.q[32 * (inp
 inline float offset(const Int4Block& b, int row) { return half_to_float(b.m[row]); }
 inline float offset(const Int8Block&, int) { return 0.0f; }
 
-template <typename Block, int tile>
-void dot_rows(const Block* blocks, int groups, const Quantized& x, int first, float (*out)[kRows]) {
-  for (int t = 0; t < tile; ++t) {
-    for (int r = 0; r < kRows; ++r) out[t][r] = 0.0f;
-    const int64_t at = static_cast<int64_t>(first + t) * groups;
-    for (int g = 0; g < groups; ++g) {
-      const int8_t* q = x.q + (at + g) * kGroup;
-      for (int r = 0; r < kRows; ++r) {
+template <typename Block, int tile, int wide>
+void dot_tile(const Block* blocks, int64_t stride, int64_t groups, const int8_t* q, const float* factors, float* out) {
+  for (int64_t g = 0; g < groups; ++g, q += tile * kGroup, factors += 2 * tile) {
+    for (int t = 0; t < tile; ++t) {
+      for (int r = 0; r < wide * kRows; ++r) {
+        const Block& b = blocks[r / kRows * stride + g];
         int32_t total = 0;
-        for (int i = 0; i < kGroup; ++i) total += weight(blocks[g], r, i) * q[i];
-        out[t][r] += half_to_float(blocks[g].d[r]) * x.scale[at + g] * static_cast<float>(total) +
-                     offset(blocks[g], r) * x.sum[at + g];
+        for (int i = 0; i < kGroup; ++i) total += weight(b, r % kRows, i) * q[4 * (i / 4 * tile + t) + i % 4];
+        out[t * wide * kRows + r] += half_to_float(b.d[r % kRows]) * factors[t] * static_cast<float>(total) +
+                                     offset(b, r % kRows) * factors[tile + t];
       }
     }
   }
@@ -240,17 +334,25 @@ void dot_rows(const Block* blocks, int groups, const Quantized& x, int first, fl
 
 struct Task {
   Quantized x;
-  int rows;
+  int64_t groups;
   Matrix w;
   const float* bias;
   const float* residual;
   float* y;
 };
 
-inline void store(const Task& task, int token, int first_row, const float* values) {
-  const int n = std::min(kRows, task.w.out - first_row);
+// Writes outputs first_row .. first_row + count of one token.
+inline void store(const Task& task, int token, int first_row, const float* values, int count) {
+  const int n = std::min(count, task.w.out - first_row);
   const int64_t at = static_cast<int64_t>(token) * task.w.out + first_row;
-  for (int r = 0; r < n; ++r) {
+  int r = 0;
+  for (; r + kLanes <= n; r += kLanes) {
+    Lanes v = load(values + r);
+    if (task.bias != nullptr) v += load(task.bias + first_row + r);
+    if (task.residual != nullptr) v += load(task.residual + at + r);
+    save(task.y + at + r, v);
+  }
+  for (; r < n; ++r) {
     float v = values[r];
     if (task.bias != nullptr) v += task.bias[first_row + r];
     if (task.residual != nullptr) v += task.residual[at + r];
@@ -258,77 +360,119 @@ inline void store(const Task& task, int token, int first_row, const float* value
   }
 }
 
+// Calls work(token, tile) for tiles of tokens first .. last, `first` beginning one; `tile` is a constant.
+template <typename Work>
+inline void for_each_tile(int first, int last, const Work& work) {
+  for (; first + kTile <= last; first += kTile) work(first, std::integral_constant<int, kTile>());
+  switch (last - first) {
+    case 3: return work(first, std::integral_constant<int, 3>());
+    case 2: return work(first, std::integral_constant<int, 2>());
+    case 1: return work(first, std::integral_constant<int, 1>());
+    default: return;
+  }
+}
+
+// Tokens first .. last times `wide` rows of blocks.
+template <typename Block, int wide>
+void multiply_blocks(const Task& task, int block_row, int first, int last) {
+  const Block* blocks = static_cast<const Block*>(task.w.blocks) + block_row * task.groups;
+  for_each_tile(first, last, [&](int token, auto tile) {
+    alignas(64) float out[tile * wide * kRows] = {};
+    const int64_t at = token * task.groups;
+    dot_tile<Block, tile, wide>(blocks, task.groups, task.groups, task.x.q + at * kGroup, task.x.factors + 2 * at, out);
+    for (int t = 0; t < tile; ++t) store(task, token + t, block_row * kRows, out + t * wide * kRows, wide * kRows);
+  });
+}
+
+#if defined(__AVX2__)
+
+// The same for many tokens: 4-bit weights are unpacked once for all, as many groups at a time as stay in the
+// first-level cache.
+template <int wide>
+void multiply_open(const Task& task, int block_row, int first, int last) {
+  alignas(64) OpenBlock open[wide * kSlab];
+  alignas(64) float out[kTokenTile * wide * kRows];
+  std::fill_n(out, (last - first) * wide * kRows, 0.0f);
+  for (int64_t g = 0; g < task.groups; g += kSlab) {
+    const int64_t n = std::min(task.groups - g, kSlab);
+    const auto* blocks = static_cast<const Int4Block*>(task.w.blocks) + block_row * task.groups + g;
+    for (int b = 0; b < wide; ++b) open_blocks(blocks + b * task.groups, n, open + b * n);
+    for_each_tile(first, last, [&](int token, auto tile) {
+      const int64_t at = token * task.groups + tile * g;
+      float* sums = out + (token - first) * wide * kRows;
+      const bool is_last = g + n == task.groups;
+      dot_tile<OpenBlock, tile, wide>(open, n, n, task.x.q + at * kGroup, task.x.factors + 2 * at, sums);
+      if (is_last) {
+        for (int t = 0; t < tile; ++t) store(task, token + t, block_row * kRows, sums + t * wide * kRows, wide * kRows);
+      }
+    });
+  }
+}
+
+#endif
+
+template <typename Block, int wide>
+void multiply_some(const Task& task, int block_row, int first, int last) {
+#if defined(__AVX2__)
+  if constexpr (std::is_same_v<Block, Int4Block>) {
+    if (last - first >= kManyRows) return multiply_open<wide>(task, block_row, first, last);
+  }
+#endif
+  multiply_blocks<Block, wide>(task, block_row, first, last);
+}
+
 template <typename Block>
-void multiply(const Task& task, int block_row, int first, int last) {
-  const int groups = (task.w.in + kGroup - 1) / kGroup;
-  const Block* blocks = static_cast<const Block*>(task.w.blocks) + static_cast<int64_t>(block_row) * groups;
-  float out[kMaxTile][kRows];
-  int token = first;
-  for (; token + 4 <= last; token += 4) {
-    dot_rows<Block, 4>(blocks, groups, task.x, token, out);
-    for (int t = 0; t < 4; ++t) store(task, token + t, block_row * kRows, out[t]);
-  }
-  if (token + 2 <= last) {
-    dot_rows<Block, 2>(blocks, groups, task.x, token, out);
-    for (int t = 0; t < 2; ++t) store(task, token + t, block_row * kRows, out[t]);
-    token += 2;
-  }
-  if (token < last) {
-    dot_rows<Block, 1>(blocks, groups, task.x, token, out);
-    store(task, token, block_row * kRows, out[0]);
-  }
+void multiply(const Task& task, int begin, int end, int first, int last) {
+  int row = begin;
+  const bool is_wide = last - first > kFewRows;
+  for (; is_wide && row + kWide <= end; row += kWide) multiply_some<Block, kWide>(task, row, first, last);
+  for (; row < end; ++row) multiply_some<Block, 1>(task, row, first, last);
 }
 
 // Memory for 8-bit activations that lives as long as the calling thread.
-Quantized scratch(int rows, int groups) {
-  thread_local std::unique_ptr<char[]> memory;
-  thread_local size_t capacity = 0;
-  const size_t cells = static_cast<size_t>(rows) * groups;
-  const size_t bytes = cells * (kGroup + 2 * sizeof(float)) + 64;
-  if (bytes > capacity) {
-    memory.reset(new char[bytes]);
-    capacity = bytes;
-  }
-  char* at = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) / 64 * 64);
-  auto* scale = reinterpret_cast<float*>(at);
-  return {reinterpret_cast<int8_t*>(scale + 2 * cells), scale, scale + cells};
+Quantized scratch(int rows, int64_t groups) {
+  thread_local Memory memory;
+  const size_t cells = static_cast<size_t>(rows * groups);
+  auto* at = static_cast<char*>(memory.at_least(cells * (kGroup + 2 * sizeof(float))));
+  return {reinterpret_cast<int8_t*>(at), reinterpret_cast<float*>(at + cells * kGroup)};
 }
 
 Quantized quantize(const float* x, int64_t x_stride, int rows, int in) {
-  const int groups = (in + kGroup - 1) / kGroup;
-  const Quantized q = scratch(rows, groups);
-  constexpr int kRowsAtOnce = 8;
+  const int64_t groups = (in + kGroup - 1) / kGroup;
+  const Quantized to = scratch(rows, groups);
+  constexpr int kRowsAtOnce = 2 * kTile;
   auto work = [&](int chunk) {
     const int last = std::min(rows, (chunk + 1) * kRowsAtOnce);
-    for (int row = chunk * kRowsAtOnce; row < last; ++row) {
-      const int64_t at = static_cast<int64_t>(row) * groups;
-      quantize_row(x + row * x_stride, in, groups, q.q + at * kGroup, q.scale + at, q.sum + at);
+    for (int row = chunk * kRowsAtOnce; row < last; row += kTile) {
+      const int64_t at = row * groups;
+      quantize_tile(x + row * x_stride, x_stride, std::min(kTile, last - row), in, to.q + at * kGroup,
+                    to.factors + 2 * at);
     }
   };
   team().run((rows + kRowsAtOnce - 1) / kRowsAtOnce, work);
-  return q;
+  return to;
 }
 
 }  // namespace
 
 void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const float* bias,
             const float* residual, float* y) {
-  const Task task{quantize(x, x_stride, rows, w.in), rows, w, bias, residual, y};
+  const int64_t groups = (w.in + kGroup - 1) / kGroup;
+  const Task task{quantize(x, x_stride, rows, w.in), groups, w, bias, residual, y};
   const int block_rows = (w.out + kRows - 1) / kRows;
   const int token_tiles = (rows + kTokenTile - 1) / kTokenTile;
   const int wanted = 8 * team().size();  // chunks a thread, so that a busy core costs an eighth at most
-  const int per_chunk = std::max(1, std::min(64, block_rows / wanted));
+  const int per_chunk = std::max(1, std::min(64, block_rows / wanted) / kWide) * kWide;
   const int row_chunks = (block_rows + per_chunk - 1) / per_chunk;
   auto work = [&](int chunk) {
     const int first = chunk / row_chunks * kTokenTile;
     const int last = std::min(rows, first + kTokenTile);
     const int begin = chunk % row_chunks * per_chunk;
-    for (int b = begin; b < std::min(block_rows, begin + per_chunk); ++b) {
-      if (w.storage == Storage::kInt4) {
-        multiply<Int4Block>(task, b, first, last);
-      } else {
-        multiply<Int8Block>(task, b, first, last);
-      }
+    const int end = std::min(block_rows, begin + per_chunk);
+    if (w.storage == Storage::kInt4) {
+      multiply<Int4Block>(task, begin, end, first, last);
+    } else {
+      multiply<Int8Block>(task, begin, end, first, last);
     }
   };
   team().run(token_tiles * row_chunks, work);

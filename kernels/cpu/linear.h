@@ -29,13 +29,6 @@ inline size_t block_bytes(Storage s) {
   return s == Storage::kInt4 ? sizeof(Int4Block) : sizeof(Int8Block);
 }
 
-// Activations in 8 bits: x = scale * q for each group of 32; `sum` is scale times the sum of the group's q.
-struct Quantized {
-  int8_t* q;     // [rows, groups * 32]
-  float* scale;  // [rows, groups]
-  float* sum;    // [rows, groups]
-};
-
 struct Matrix {
   Storage storage;
   const void* blocks;  // [ceil(out / 8), groups] blocks

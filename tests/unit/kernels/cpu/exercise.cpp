@@ -125,6 +125,7 @@ int main() {
     run_team();
     for (const Storage s : {Storage::kInt4, Storage::kInt8, Storage::kBfloat16, Storage::kFloat16, Storage::kFloat32}) {
       for (const int rows : {1, 3, 6, 40}) run_linear(s, rows, 37, 75);
+      run_linear(s, 131, 37, 900);  // more tokens than a chunk takes, more groups than a slab
     }
     for (const Stored type : {Stored::kF16, Stored::kBF16, Stored::kQ4_0, Stored::kQ4_1, Stored::kQ5_0, Stored::kQ5_1,
                               Stored::kQ8_0, Stored::kQ4_K, Stored::kQ5_K, Stored::kQ6_K}) {

@@ -114,6 +114,31 @@ def test_a_row_does_not_depend_on_its_neighbours(library: Library, seed: int, st
         assert torch.equal(matrix.multiply(x[row : row + 1], None)[0], whole[row])
 
 
+@pytest.mark.parametrize("storage", [INT4, INT8, *FLOATS.values()])
+@pytest.mark.parametrize("rows", [5, 15, 16, 19, 131])
+def test_many_rows_are_what_each_is_alone(library: Library, rows: int, storage: int) -> None:
+    """Rows past a tile, past the tokens of one chunk, and inputs past one slab of groups."""
+    matrix = packed(library, storage, torch.randn(45, 1000))
+    x, bias = torch.randn(rows, 1000), torch.randn(45)
+    whole = matrix.multiply(x, bias)
+    twin = multiply_twin(x, matrix, bias)  # of so many inputs one may be rounded the other way
+    assert float((whole - twin).norm() / twin.norm()) < 1e-4
+    for row in {0, 3, rows // 2, rows - 2, rows - 1}:
+        assert torch.equal(matrix.multiply(x[row : row + 1], bias)[0], whole[row])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_extremes_of_stored_4_bit_weights_do_not_saturate(library: Library, rows: int) -> None:
+    raw = np.full((32 * 30, 20), 0xFF, dtype=np.uint8)  # every weight 15
+    raw[:, :2] = np.frombuffer(np.float16(1.0).tobytes(), dtype=np.uint8)
+    raw[:, 2:4] = 0  # no offset
+    matrix = PackedMatrix(library, INT4, (32, 32 * 30))
+    matrix.put_stored(StoredBlocks(data=raw.reshape(-1), type="Q4_1", shape=(32, 32 * 30)), 0)
+    for sign in (-1.0, 1.0):
+        found = matrix.multiply(torch.full((rows, 32 * 30), sign), None)
+        assert torch.allclose(found, torch.full((rows, 32), sign * 15 * 32 * 30))
+
+
 def test_a_strided_view_is_read_right(library: Library) -> None:
     matrix = packed(library, INT4, torch.randn(24, 64))
     wide = torch.randn(4, 200)
