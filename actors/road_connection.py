@@ -97,8 +97,6 @@ class RoadConnection(RoadEnd):
             raise FrameError(f"attempt {number} is used twice")
         attempt = Attempt(self, number, request.id)
         try:
-            if self._server.is_draining:
-                raise EngineError(f"{self._worker.worker_id} is leaving and takes no new requests")
             attempt.key = self._worker.open(request, attempt)
         except PolypathError as error:
             self.send(fault_of(number, error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from typing import TYPE_CHECKING
 
 from .frames import Farewell
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("polypath.road")
 
 MAX_STRANGERS = 32  # connections that have proved nothing yet
-DRAIN_POLL_S = 0.05
 
 
 class RoadServer:
@@ -86,15 +84,11 @@ class RoadServer:
         return sum(connection.num_open for connection in self._gateways)
 
     async def drain(self, limit_s: float) -> None:
-        """Take nothing new, let what runs end for `limit_s` seconds at most, and close. What is
-        still open then fails at its gateway, which resumes it elsewhere.
-        """
+        """Tell all gateways that the worker leaves, drain it, and close."""
         self.is_draining = True
         for connection in self._gateways:
             connection.send(Farewell())
-        deadline = time.monotonic() + limit_s
-        while self.num_open() and time.monotonic() < deadline:
-            await asyncio.sleep(DRAIN_POLL_S)
+        await self.worker.drain(limit_s)
         await self.close()
 
     async def close(self) -> None:

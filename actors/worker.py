@@ -19,7 +19,7 @@ from ..runtime.engine import Engine
 from ..runtime.errors import EngineError, RequestError
 from ..runtime.forward_mode import ForwardMode
 from ..runtime.planning.features import FEATURES, is_batch_invariant
-from ..runtime.request import Request, RequestOutput
+from ..runtime.request import FinishReason, Request, RequestOutput
 from ..runtime.startup import OnProgress, StartupEvent
 from .load import LoadMeter, WorkerLoad
 from .outlet import Outlet, StreamOutlet
@@ -27,6 +27,8 @@ from .place import Place
 
 logger = logging.getLogger(__name__)
 
+DRAIN_POLL_S = 0.05
+HAND_OVER_S = 5.0  # for the step that runs to end, and its streams with it
 IDLE_BEAT_S = 0.5  # an idle engine thread wakes this often, so that its heartbeat stays young
 
 AfterStep = Callable[[], None]
@@ -59,6 +61,8 @@ class Worker:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
+        self._is_draining = False
+        self._hands_over = False  # a request that is cancelled now goes on with another worker
         self._failure: str | None = None
         self._load: WorkerLoad | None = None
         self._beat_s = time.monotonic()
@@ -149,6 +153,22 @@ class Worker:
             self._engine.cancel(key)
             self._wake.set()
 
+    async def drain(self, limit_s: float) -> None:
+        """Take nothing new, let what runs end for `limit_s` seconds at most, then hand it over:
+        each stream that is left ends as `moved`, and another worker goes on from there.
+        """
+        self._is_draining = True
+        await self._until_none_is_open(limit_s)
+        self._hands_over = True
+        for key in self._streams:
+            self.cancel_attempt(key)
+        await self._until_none_is_open(HAND_OVER_S)
+
+    async def _until_none_is_open(self, limit_s: float) -> None:
+        deadline_s = time.monotonic() + limit_s
+        while self._streams and time.monotonic() < deadline_s and self._failure is None:
+            await asyncio.sleep(DRAIN_POLL_S)
+
     def listen(self, after_step: AfterStep) -> None:
         """Call `after_step` on the loop once a step's outputs are in their outlets."""
         self._listeners.append(after_step)
@@ -162,6 +182,8 @@ class Worker:
             raise EngineError(self._failure)
         if self._is_stopping or self._engine is None:
             raise EngineError(f"{self.worker_id} is not taking requests: it starts or stops")
+        if self._is_draining:
+            raise EngineError(f"{self.worker_id} is leaving and takes no new requests")
 
     def _drive(self) -> None:
         """The engine thread: steps while there is work, sleeps otherwise."""
@@ -200,6 +222,8 @@ class Worker:
         for output in outputs:
             stream = streams.get(output.request_id)
             if stream is not None:
+                if output.finish_reason is FinishReason.CANCELLED and self._hands_over:
+                    output = replace(output, finish_reason=FinishReason.MOVED)
                 stream.outlet.put(output)
                 if output.finish_reason is not None:
                     del streams[output.request_id]

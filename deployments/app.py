@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from ..actors.link import HandleLink
 from ..runtime.checkpoint.source import open_checkpoint
 from .fleet import FleetSpec, deployment_name
 from .gateway import Gateway
@@ -65,8 +64,7 @@ class GatewayReplica:
                 rules=model.rules,
             )
         self._rosters = [
-            asyncio.create_task(follow(self._gateway, HandleLink(workers)))
-            for workers in pools.values()
+            asyncio.create_task(follow(self._gateway, workers)) for workers in pools.values()
         ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:

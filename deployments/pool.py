@@ -5,17 +5,23 @@ engine.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from ..actors.place import Place
+from ..actors.road_server import RoadServer
 from ..runtime.config import EngineConfig
-from ..runtime.errors import PolypathError
+from ..runtime.errors import EngineError, PolypathError
 from ..runtime.request import Request, RequestOutput
 from .fleet import DEFAULT_POOL, PoolSpec
+from .replica_router import ROUTER
 from .startup import StartupReporter
 
 if TYPE_CHECKING:
@@ -24,6 +30,10 @@ if TYPE_CHECKING:
 NAME = "worker"
 REFUSAL_MARGIN = 64  # calls beyond the engine's own limits, so that it is the engine that says 429
 HEARTBEAT_LIMIT_S = 120.0  # the longest step we believe in
+DRAIN_S = 30.0  # a worker that leaves goes on for so long with what it has
+STOP_MARGIN_S = 20.0  # then it hands over and stops its engine, before Serve kills it
+
+logger = logging.getLogger("polypath.pool")
 
 
 class WorkerReplica:
@@ -36,35 +46,49 @@ class WorkerReplica:
         report = StartupReporter(f"{startup_key}/{replica}") if startup_key else None
         from ..actors.worker import Worker  # imports torch, which only this process needs
 
-        self._worker = Worker(config, _place(pool))
+        place = _place(pool)
+        self._replica = replica
+        self._worker = Worker(config, place)
         try:
             await asyncio.to_thread(self._worker.start, report)
         except PolypathError as error:
             if report:
                 report.failed(str(error))
             raise
+        self._road = RoadServer(self._worker)
+        self._offer = await _open_road(self._road, place.address)
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: Request, to: str) -> AsyncGenerator[RequestOutput, None]:
         """One item per engine step; a cancelled call cancels the request."""
-        outputs = self._worker.generate(request)
-        try:
+        self._require_me(to)
+        async with aclosing(self._worker.generate(request)) as outputs:
             async for output in outputs:
                 yield output
-        finally:
-            self._worker.cancel(request.id)
 
-    async def cancel(self, request_id: str) -> None:
+    async def cancel(self, request_id: str, to: str) -> None:
+        self._require_me(to)
         self._worker.cancel(request_id)
 
-    async def describe(self) -> dict[str, Any]:  # JSON
+    async def describe(self, to: str) -> dict[str, Any]:  # JSON
+        self._require_me(to)
         return self._worker.describe()
 
-    async def stats(self) -> dict[str, Any]:  # JSON
+    async def stats(self, to: str) -> dict[str, Any]:  # JSON
+        self._require_me(to)
         return self._worker.stats()
 
+    def _require_me(self, to: str) -> None:
+        """Raises EngineError when Serve's router had to send a call elsewhere than it was meant."""
+        if to != self._replica:
+            raise EngineError(f"the worker died: its replica {to} is gone")
+
+    async def offer(self) -> dict[str, Any]:  # JSON
+        """What Serve's list of replicas says too, for gateways that are not told."""
+        return self.record_replica_metadata()
+
     def record_replica_metadata(self) -> dict[str, Any]:  # JSON; Serve asks once, after __init__
-        """What routers may know of this worker without a call."""
-        return self._worker.describe()
+        """What gateways may know of this worker without a call; it holds the key of its road."""
+        return {**self._worker.describe(), "replica": self._replica, "road": self._offer}
 
     def check_health(self) -> None:
         """Alive means that the step loop moves: a busy engine is never killed for being busy."""
@@ -76,9 +100,26 @@ class WorkerReplica:
             raise RuntimeError(f"the engine's step loop has not moved for {age:.0f} s")
 
     async def __del__(self) -> None:
-        """Serve has drained this replica's streams by now, or its time is up."""
+        """Serve sends this replica nothing more; gateways do over their roads until they are told.
+
+        What runs may end within DRAIN_S; what does not goes on with another worker.
+        """
+        if hasattr(self, "_road"):
+            await self._road.drain(DRAIN_S)
         if hasattr(self, "_worker"):
             await asyncio.to_thread(self._worker.stop)
+
+
+async def _open_road(road: RoadServer, address: str) -> dict[str, Any] | None:  # JSON
+    """Listen on this machine, and on the node's address unless that is loopback. None: gateways
+    use Serve's handle, as when no road were built.
+    """
+    host = None if ipaddress.ip_address(address).is_loopback else address
+    try:
+        return (await road.start(host)).to_json()
+    except (OSError, ValueError):
+        logger.exception("no road can be opened on %s; gateways will use Serve's handle", address)
+        return None
 
 
 def _place(pool: str) -> Place:
@@ -105,7 +146,8 @@ def worker_deployment(
         health_check_period_s=1,
         health_check_timeout_s=60,  # a machine that was suspended comes back late, not dead
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=20,
+        graceful_shutdown_timeout_s=DRAIN_S + STOP_MARGIN_S,
+        request_router_config=RequestRouterConfig.model_validate({"request_router_class": ROUTER}),
         max_constructor_retry_count=1,
     )(WorkerReplica)
     return deployment.bind(pool.engine, startup_key, pool.name)

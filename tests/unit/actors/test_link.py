@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from polypath.actors.link import LocalLink, _as_ours
+from polypath.actors.handle_link import _as_ours
+from polypath.actors.link import LocalLink
 from polypath.runtime.errors import EngineError, QueueFullError, RequestError
 from polypath.runtime.request import FinishReason, Request, RequestOutput
 
