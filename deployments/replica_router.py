@@ -33,7 +33,7 @@ class ReplicaRouter(RequestRouter):
         """Serve's list has changed."""
         super().update_replicas(replicas)
         # Not at the top: there it would be copied with this module.
-        from polypath.deployments.replicas import BOARD, Replica
+        from .replicas import BOARD, Replica
 
         BOARD.publish(
             str(self._deployment_id),
