@@ -10,6 +10,7 @@ import typer
 
 from ...runtime.config import EngineConfig
 from ..bench_options import repeatable_paths, variant_name
+from .bench_quality import quality
 from .engine_options import engine_options
 
 if TYPE_CHECKING:
@@ -152,3 +153,4 @@ def _footer(todo: Bench, result: BenchResult) -> list[str]:
 
 
 bench.command("engine")(engine)
+bench.command("quality")(quality)
