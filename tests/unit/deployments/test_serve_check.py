@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,19 @@ def test_two_models_that_only_their_folders_name_alike_are_seen(tmp_path: Path, 
     fleet = read(tmp_path, f"models: [{one}, {one}]").fleet
     with pytest.raises(ConfigurationError, match="two models are named tiny; give them a name"):
         check_own_ray(fleet)
+
+
+def test_a_pool_that_can_only_run_on_this_machine_is_planned_too(
+    tmp_path: Path, tiny: Path, nodes: list[Node]
+) -> None:
+    nodes[0] = replace(nodes[0], is_here=True)
+    pools = "[{name: p, label_selector: {pool: x}}, {name: q, label_selector: {pool: y}}]"
+    checked = check_cluster(read(tmp_path, text(tiny, pools)).fleet, nodes, is_head_here=True)
+    assert [found.pool.name for found in checked.planned] == ["p"]
+    assert "the plans of pool q" in checked.not_checked[0]
+    long = pools.replace("{pool: x}", "{pool: x}, engine: {max_model_len: 999999}")
+    with pytest.raises(PlanError, match="pool p cannot run on this machine"):
+        check_cluster(read(tmp_path, text(tiny, long)).fleet, nodes, is_head_here=True)
 
 
 def test_plans_of_other_machines_are_left_to_them(
