@@ -76,7 +76,7 @@ def test_a_failing_step_is_an_engine_error_and_leaves_nothing_behind(
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.model, "forward", failing)
+        patch.setattr(engine._runner, "forward", failing)  # a graph never calls the model
         with pytest.raises(EngineError, match="no memory"):
             engine.generate([[5, 6], [7, 8]], GREEDY)
     assert_empty(engine)
