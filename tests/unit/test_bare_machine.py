@@ -46,7 +46,7 @@ async def main():
     await gateway.add_worker(LocalLink(worker))
     transport = httpx.ASGITransport(build_api(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        message = {"role": "user", "content": "What is the capital of France?"}
+        message = {"role": "user", "content": "Is Paris the capital of France?"}
         body = {"model": worker.describe()["model"], "messages": [message], "temperature": 0}
         body["max_tokens"] = 8
         answer = await client.post("/v1/chat/completions", json=body, timeout=60)
