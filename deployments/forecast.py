@@ -48,6 +48,11 @@ class Forecast:
         """Requests for each place."""
         return self.num_busy / self._places
 
+    @property
+    def wait_s(self) -> float:
+        """Seconds until a place is free."""
+        return self._free_s[0]
+
     def seconds(self, num_prompt: int, num_answer: int) -> float:
         """Seconds from now until the last token of one more request."""
         return self._free_s[0] + self._duration_s(num_prompt, num_answer)

@@ -253,7 +253,7 @@ def test_under_load_traffic_follows_measured_speed(steps_s: Sequence[float]) -> 
         assert num_tokens / sum(tokens) == pytest.approx(share, rel=0.15)
 
 
-def test_the_slowest_tenth_is_far_better_off_than_with_power_of_two_choices() -> None:
+def test_the_slowest_are_far_better_off_than_with_power_of_two_choices() -> None:
     """Two replicas at 4:1, the same arrivals, at 70% of what both can do together."""
 
     def run(policy: str) -> list[float]:
@@ -270,10 +270,13 @@ def test_the_slowest_tenth_is_far_better_off_than_with_power_of_two_choices() ->
     p95 = int(0.95 * len(ours))
     print(f"p95: {ours[p95]:.2f} s against {theirs[p95]:.2f} s")
     assert theirs[p95] > 1.5 * ours[p95]
-    good_s = 1.5 * 60 * 0.01
+    mean = [sum(run) / len(run) for run in (ours, theirs)]
+    print(f"mean: {mean[0]:.2f} s against {mean[1]:.2f} s")
+    assert mean[0] < mean[1]
+    good_s = 1.2 * 60 * 0.01
     good = [sum(latency <= good_s for latency in run) for run in (ours, theirs)]
     print(f"within {good_s:.2f} s: {good[0]} against {good[1]} of {len(ours)}")
-    assert good[0] > good[1]
+    assert good[0] > 1.1 * good[1]
 
 
 def test_at_low_load_the_slow_worker_is_left_alone() -> None:
