@@ -16,8 +16,14 @@ from .config import RAY_ENVIRONMENT
 from .processes import Family
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's least is 75 MB; tokens do not pass through it
+START_ERRORS = (RuntimeError, OSError, ValueError, TimeoutError)
 MAX_SOCKET_PATH = 107  # bytes that Linux allows
-SOCKET_SUFFIX = len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.12345")
+# Ray makes its temporary folder, and the sockets in it, open to every user of the machine (0777):
+# so it gets one inside a folder that only we may enter.
+INNER = "ray"
+SOCKET_SUFFIX = len(
+    f"/{INNER}/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.12345"
+)
 
 
 class LocalRay:
@@ -44,7 +50,7 @@ class LocalRay:
     @property
     def logs(self) -> Path | None:
         """Where Ray's and the workers' logs are while it runs."""
-        return self._folder / "session_latest" / "logs" if self._folder else None
+        return self._folder / INNER / "session_latest" / "logs" if self._folder else None
 
     def prepare(self) -> None:
         """Choose the folder and set the variables that Ray's processes inherit; before `import
@@ -64,6 +70,7 @@ class LocalRay:
         import ray
 
         logging.getLogger("ray").setLevel(logging.ERROR)
+        assert self._folder is not None, "prepare makes the folder"
         try:
             ray.init(
                 address="local",  # never join a Ray that happens to run here
@@ -73,9 +80,12 @@ class LocalRay:
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _temp_dir=str(self._folder),
+                _temp_dir=str(self._folder / INNER),
             )
-        except (RuntimeError, OSError, ValueError, TimeoutError) as error:
+        except Exception as error:
+            # A bare Exception is what Ray raises when its node is not up after 30 s.
+            if type(error) is not Exception and not isinstance(error, START_ERRORS):
+                raise
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigurationError(
                 f"Ray did not start: {reason[0]} (logs under {self._folder})"
