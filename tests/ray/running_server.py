@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ class RunningServer:
     def output(self) -> str:
         return "".join(self.lines)
 
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_LIMIT_S
+    def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
+        deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             found = READY.search(self.output)
             if found:
@@ -48,7 +48,7 @@ class RunningServer:
                 return
             assert self.process.poll() is None, f"it ended:\n{self.output}"
             time.sleep(0.05)
-        raise AssertionError(f"not ready after {START_LIMIT_S:.0f} s:\n{self.output}")
+        raise AssertionError(f"not ready after {limit_s:.0f} s:\n{self.output}")
 
     def look(self) -> list[psutil.Process]:
         """Everything that runs under it now."""
@@ -108,9 +108,18 @@ class RunningServer:
 @contextmanager
 def serving(arguments: Sequence[str], **environment: str) -> Iterator[RunningServer]:
     """`polypath serve ...` until ready, and stopped afterwards whatever happens."""
+    with serving_within(START_LIMIT_S, arguments, environment) as server:
+        yield server
+
+
+@contextmanager
+def serving_within(
+    limit_s: float, arguments: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[RunningServer]:
+    """The same for starts that take longer: several workers, several nodes."""
     server = RunningServer(start(["serve", *arguments], **environment))
     try:
-        server.wait_ready()
+        server.wait_ready(limit_s)
         yield server
     finally:
         if server.process.poll() is None:
