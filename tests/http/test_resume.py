@@ -188,6 +188,34 @@ async def test_cached_tokens_are_those_of_the_first_worker(caching: Workers) -> 
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+async def test_a_drained_worker_finishes_what_it_can_and_hands_over_the_rest(
+    tmp_path: Path,
+) -> None:
+    """The short answer ends on it, the long one goes on elsewhere, and nothing new comes."""
+    tiny_models.random(tmp_path)
+    pair = [start_worker(tmp_path, max_model_len=400, prefix_cache=False) for _ in range(2)]
+    long = {"prompt": "Long", "temperature": 0.0, "ignore_eos": True, "max_tokens": 300}
+    expected = await answer_of(pair, Script(), long)
+    links = shared(pair, Script())
+    async with serving(links[:1], pair[0]) as gateway, client_of(gateway) as client:
+        asking = asyncio.create_task(client.post("/v1/completions", json=long))
+        while not pair[0].num_open():
+            await asyncio.sleep(0)
+        await gateway.add_worker(links[1])
+        await pair[0].drain(0.0)
+        answer = (await asking).json()
+        (resumed,) = answer["polypath"]["resumed"]
+        assert resumed["because"] == "it was drained"
+        assert resumed["from"] == pair[0].worker_id
+        assert answer["choices"] == expected["choices"]
+        num_steps = sum(step["steps"] for step in answer["polypath"]["steps"])
+        assert num_steps == 300, "those of both workers, one for each token"
+        again = (await client.post("/v1/completions", json=long | {"max_tokens": 3})).json()
+        assert again["polypath"]["trail"] == [pair[1].worker_id]
+    for worker in pair:
+        worker.stop()
+
+
 async def test_a_stalled_worker_that_comes_back_changes_nothing(workers: Workers) -> None:
     body = {"prompt": "Silence", "stream": True} | SEEDED
     expected = await answer_of(workers, Script(), body)
