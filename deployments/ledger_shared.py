@@ -24,6 +24,7 @@ logger = logging.getLogger("polypath.ledger")
 RENEW_S = 5.0
 RETRY_S = 1.0  # while there is no actor
 CALL_S = 2.0  # an actor that is silent for so long counts as lost
+START_S = 30.0  # a new one's process has to start
 Connect = Callable[[], Any]  # Any: a handle of LedgerActor, which Ray does not type
 
 
@@ -109,13 +110,22 @@ class SharedLedger:
     async def _renew(self) -> None:
         """A sign of life; tells a ledger that does not know this gateway what runs here."""
         if self._actor is None:
-            try:
-                self._actor = await asyncio.to_thread(self._connect)
-            except (RayError, ValueError) as error:  # ValueError: its name is just being freed
-                logger.debug("no ledger yet: %s", type(error).__name__)
-                return
-        running = {key: count for key, count in self._running.items() if count > 0}
-        answer = await self._ask("renew", self._gateway, running)
-        if answer is not None:
-            self._num_gateways = answer
-            self._local = LocalLedger(self._gateway)  # what it counted alone is over
+            await self._find()
+            return
+        answer = await self._ask("renew", self._gateway, self._what_runs())
+        self._num_gateways = answer or self._num_gateways
+
+    async def _find(self) -> None:
+        """Nobody is made to wait for a new actor: it is used from its first answer on."""
+        try:
+            actor = await asyncio.to_thread(self._connect)
+            async with asyncio.timeout(START_S):
+                answer = await actor.renew.remote(self._gateway, self._what_runs())
+        except (RayError, TimeoutError, ValueError) as error:  # ValueError: its name is being freed
+            logger.debug("no ledger yet: %s", type(error).__name__)
+            return
+        self._actor, self._num_gateways = actor, answer
+        self._local = LocalLedger(self._gateway)  # what it counted alone is over
+
+    def _what_runs(self) -> dict[str, int]:
+        return {key: count for key, count in self._running.items() if count > 0}
