@@ -77,18 +77,22 @@ class Worker:
     def start(self, on_progress: OnProgress | None = None) -> None:
         """Build the engine and start its thread. Raises what `Engine.build` raises."""
         began = time.monotonic()
-        self._engine = Engine.build(
-            self.config, on_progress=on_progress, cores_given=self.place.num_cpus
+        self.adopt(
+            Engine.build(self.config, on_progress=on_progress, cores_given=self.place.num_cpus)
         )
-        self._meter = LoadMeter(self._engine)
-        self._load = self._meter.look()
-        self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
-        self._thread.start()
         if on_progress is not None:
             seconds = time.monotonic() - began
             on_progress(
                 StartupEvent(stage="ready", message=self.worker_id, fraction=1.0, seconds=seconds)
             )
+
+    def adopt(self, engine: Engine) -> None:
+        """Drive this engine, on a thread of its own."""
+        self._engine = engine
+        self._meter = LoadMeter(engine)
+        self._load = self._meter.look()
+        self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop the engine thread; streams still open end with an EngineError."""

@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ..runtime.checkpoint.source import open_checkpoint
 from .fleet import FleetSpec, deployment_name
+from .front import FrontAddress, FrontDoor
 from .gateway import Gateway
 from .ledger_actor import connect_ledger
 from .ledger_shared import SharedLedger
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "gateway"
+DRAIN_S = 15.0  # a gateway that leaves lets its answers end for so long
 
 
 class OneRequestId:
@@ -47,7 +49,12 @@ class OneRequestId:
 class GatewayReplica:
     """Loads the models' text parts, finds the workers, and answers HTTP."""
 
-    async def __init__(self, fleet: FleetSpec, pools: Mapping[str, DeploymentHandle]) -> None:
+    async def __init__(
+        self,
+        fleet: FleetSpec,
+        pools: Mapping[str, DeploymentHandle],
+        front: FrontAddress | None = None,
+    ) -> None:
         self._gateway = Gateway(fleet.settings)
         self._auth = fleet.auth
         self._ledger: SharedLedger | None = None
@@ -66,13 +73,26 @@ class GatewayReplica:
         self._rosters = [
             asyncio.create_task(follow(self._gateway, workers)) for workers in pools.values()
         ]
+        self._door: FrontDoor | None = None
+        if front is not None:
+            door = FrontDoor(build_api(self._gateway, self._auth, self._ledger), front)
+            await door.open()
+            self._door = door
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         api = build_api(self._gateway, self._auth, self._ledger)
         api.add_middleware(OneRequestId)
         return api
 
+    def check_health(self) -> None:
+        """A gateway that has lost its own HTTP server is replaced."""
+        if self._door is not None and (why := self._door.why_closed()):
+            raise RuntimeError(why)
+
     async def __del__(self) -> None:
+        door: FrontDoor | None = getattr(self, "_door", None)
+        if door is not None:
+            await door.close(DRAIN_S)
         for roster in getattr(self, "_rosters", ()):
             roster.cancel()
         ledger: SharedLedger | None = getattr(self, "_ledger", None)
@@ -81,9 +101,12 @@ class GatewayReplica:
         self._gateway.close()
 
 
-def build_application(fleet: FleetSpec, *, startup_key: str | None = None) -> Application:
+def build_application(
+    fleet: FleetSpec, *, startup_key: str | None = None, front: FrontAddress | None = None
+) -> Application:
     """A deployment for each pool, and the gateway in front of them, bound. Every pool's CPUs are
-    filled in (placement.py). Workers tell how far they are under `startup_key`/deployment.
+    filled in (placement.py). Workers tell how far they are under `startup_key`/deployment. With
+    `front` the gateway listens itself, on that node; else Serve's proxy does.
     """
     pools, most = {}, 0
     for model, pool in fleet.pools():
@@ -95,14 +118,21 @@ def build_application(fleet: FleetSpec, *, startup_key: str | None = None) -> Ap
         name=NAME,
         # Far above what the workers hold: a full queue must be answered 429, and /health always.
         max_ongoing_requests=2 * most + 256,
-        ray_actor_options={"num_cpus": fleet.gateway_cpus},
+        ray_actor_options=_gateway_options(fleet, front),
         health_check_period_s=2,
         health_check_timeout_s=60,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=20,
+        graceful_shutdown_timeout_s=DRAIN_S + 5,
         max_constructor_retry_count=1,
     )(GatewayReplica)
-    return gateway.bind(fleet, pools)
+    return gateway.bind(fleet, pools, front)
+
+
+def _gateway_options(fleet: FleetSpec, front: FrontAddress | None) -> dict[str, object]:
+    if front is None:
+        return {"num_cpus": fleet.gateway_cpus}
+    # Only this node has the address. It may be full, and a front door must not wait for room.
+    return {"num_cpus": 0, "label_selector": {"ray.io/node-id": front.node_id}}
 
 
 def app(args: dict[str, Any]) -> Application:  # Any: what Ray's config file holds

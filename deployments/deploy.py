@@ -7,15 +7,15 @@ import secrets
 import warnings
 from dataclasses import replace
 
-from ..runtime.errors import ConfigurationError, EngineError
+from ..runtime.errors import EngineError
 from . import listen, startup
 from .app import build_application
 from .config import APP_NAME
 from .fleet import FleetSpec, deployment_name, pool_title
+from .front import FrontAddress
 from .pool_start import PoolStart, Progress
 from .tls import TlsFiles
 
-KEEP_ALIVE_S = 95  # clients keep idle connections for up to 90 s
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
@@ -36,29 +36,28 @@ class Deployment:
     def submit(self, host: str, port: int, tls: TlsFiles | None = None) -> None:
         """Start Serve if none runs, hand the application over, and return before it is ready.
 
-        Raises ConfigurationError when a Serve that runs already listens elsewhere.
+        The gateway listens itself, on this node; of Serve no proxy is needed.
         """
+        import ray
         from ray import serve
         from ray.serve.api import RunTarget
-        from ray.serve.config import HTTPOptions
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._tls = tls
         self._url = listen.url(host, port, is_tls=tls is not None)
-        options = HTTPOptions(
-            host=host,
-            port=port,
-            keep_alive_timeout_s=KEEP_ALIVE_S,
-            ssl_certfile=tls.cert if tls else None,
-            ssl_keyfile=tls.key if tls else None,
+        serve.start(proxy_location="Disabled", logging_config=QUIET)
+        node_id = ray.get_runtime_context().get_node_id()
+        application = build_application(
+            self._fleet,
+            startup_key=self._startup_key,
+            front=FrontAddress(host=host, port=port, tls=tls, node_id=node_id),
         )
-        serve.start(proxy_location="HeadOnly", http_options=options, logging_config=QUIET)
-        _require_listening(host, port, tls)
-        application = build_application(self._fleet, startup_key=self._startup_key)
+        # No route: should this Serve have a proxy, its address and its TLS are not those asked for.
+        target = RunTarget(application, name=APP_NAME, route_prefix=None, logging_config=QUIET)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Ray's about its own internals
             serve.run_many(
-                [RunTarget(application, name=APP_NAME, logging_config=QUIET)],
+                [target],
                 wait_for_ingress_deployment_creation=False,
                 wait_for_applications_running=False,
             )
@@ -72,18 +71,12 @@ class Deployment:
         progress = Progress(pools=pools, is_serving=False, failure=failure or _failure())
         if not progress.is_ready or progress.failure:
             return progress
-        status = serve.status()
-        app = status.applications.get(APP_NAME)
-        is_serving = (
-            app is not None
-            and app.status == "RUNNING"
-            and bool(status.proxies)
-            and all(proxy == "HEALTHY" for proxy in status.proxies.values())
-        )
+        app = serve.status().applications.get(APP_NAME)
+        is_serving = app is not None and app.status == "RUNNING"
         return replace(progress, is_serving=is_serving and self._answers())
 
     def _answers(self) -> bool:
-        """Whether a request passes proxy, gateway and worker."""
+        """Whether a request passes gateway and worker."""
         import httpx
 
         try:
@@ -106,26 +99,6 @@ class Deployment:
                 )
             )
         return found
-
-
-def _require_listening(host: str, port: int, tls: TlsFiles | None) -> None:
-    from ray.serve.context import _get_global_client
-
-    client = _get_global_client()
-    assert client is not None, "Serve was started just now"
-    options = client.http_config
-    if (options.host, options.port) != (host, port):
-        raise ConfigurationError(
-            f"Serve already runs on this Ray and listens on {options.host}:{options.port}, "
-            f"not on {host}:{port}; "
-            f"ask for --host {options.host} --port {options.port}, or use another Ray"
-        )
-    if options.ssl_certfile != (tls.cert if tls else None):
-        raise ConfigurationError(
-            "Serve already runs on this Ray "
-            f"{'with' if options.ssl_certfile else 'without'} HTTPS, and how it listens cannot be "
-            "changed while it runs; ask for the same, or use another Ray"
-        )
 
 
 def _failure() -> str | None:
