@@ -47,6 +47,7 @@ def _spreads(report: LoadReport) -> Table:
     rows = (
         ("first token", report.first_token),
         ("between tokens", report.inter_token),
+        ("per token", report.per_token),  # of an answer: tokens may well come in bundles
         ("last token", report.whole),
     )
     for name, spread in rows:
