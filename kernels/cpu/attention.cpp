@@ -20,19 +20,9 @@ constexpr int kRange = 256;       // keys of one running softmax; fixed, so resu
 constexpr int kQueryTile = 32;    // queries of one prefill chunk
 constexpr int kKeyTile = 32;      // keys whose transposed copy stays in the first-level cache
 constexpr int kMaxDim = 256;
-constexpr int kBlock = 4;         // rows of a register block, 2 x 8 columns wide
+constexpr int kBlock = 6;         // rows of a register block, 2 x 8 columns wide
+constexpr int kSmallBlock = 4;    // of what is left over
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-// A key or value vector as floats; `buffer` is used when the pool holds bfloat16.
-inline const float* vector_at(const Pool& pool, const int32_t* pages, int token, int value, int head, float* buffer) {
-  const int64_t page = pages[token / pool.page_size], offset = token % pool.page_size;
-  const int64_t at =
-      (((page * 2 + value) * pool.page_size + offset) * pool.kv_heads + head) * static_cast<int64_t>(pool.head_dim);
-  if (pool.type == KvType::kFloat) return static_cast<const float*>(pool.data) + at;
-  const uint16_t* from = static_cast<const uint16_t*>(pool.data) + at;
-  for (int i = 0; i < pool.head_dim; ++i) buffer[i] = bfloat_to_float(from[i]);
-  return buffer;
-}
 
 struct Call {
   const float* q;
@@ -63,30 +53,41 @@ struct Softmax {
   float* total;    // [rows]
 };
 
-// c[4][16] = c * keep + a[4][depth] b[depth][16], all sums in registers. Rows of a are given one by one.
-inline __attribute__((always_inline)) void multiply_block(const float* const* a, int depth, const float* b, int b_stride,
-                                                          float* const* c, const float* keep) {
-  Lanes sums[kBlock][2];
-  for (int r = 0; r < kBlock; ++r) {
-    for (int h = 0; h < 2; ++h) sums[r][h] = keep == nullptr ? Lanes{} : load(c[r] + h * kLanes) * keep[r];
+// c[rows][16] = c * keep + a[rows][depth] b[depth][16], all sums in registers; each output is summed in the order of
+// `depth`, whatever the number of rows.
+template <int rows>
+inline __attribute__((always_inline)) void multiply_block(const float* a, int a_stride, int depth, const float* b,
+                                                          int b_stride, float* c, int c_stride, const float* keep) {
+  Lanes sums[rows][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) sums[r][h] = keep == nullptr ? Lanes{} : load(c + r * c_stride + h * kLanes) * keep[r];
   }
+#pragma GCC unroll 2
   for (int i = 0; i < depth; ++i) {
-    const Lanes b0 = load(b + static_cast<int64_t>(i) * b_stride), b1 = load(b + static_cast<int64_t>(i) * b_stride + kLanes);
-    for (int r = 0; r < kBlock; ++r) {
-      sums[r][0] += b0 * a[r][i];
-      sums[r][1] += b1 * a[r][i];
+    const Lanes b0 = load(b), b1 = load(b + kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+      const Lanes x = spread(a[r * a_stride + i]);
+      sums[r][0] = multiply_add(b0, x, sums[r][0]);
+      sums[r][1] = multiply_add(b1, x, sums[r][1]);
     }
+    b += b_stride;
   }
-  for (int r = 0; r < kBlock; ++r) {
-    for (int h = 0; h < 2; ++h) save(c[r] + h * kLanes, sums[r][h]);
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) save(c + r * c_stride + h * kLanes, sums[r][h]);
   }
 }
 
-// Rows of 8 floats, in[0..8), as columns of `out`, whose rows are `stride` apart.
-inline void transpose(const float* const* in, float* out, int stride) {
+// Rows of 8 numbers, in[0..8), as columns of `out`, whose rows are `stride` apart.
+template <typename Stored>
+inline void transpose(const Stored* const* in, float* out, int stride) {
 #if defined(__AVX2__)
   __m256 a[8], b[8];
-  for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(in[i]);
+  for (int i = 0; i < 8; ++i) a[i] = load(in[i]);
   for (int i = 0; i < 8; i += 2) {
     b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
     b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
@@ -103,67 +104,125 @@ inline void transpose(const float* const* in, float* out, int stride) {
   }
 #else
   for (int i = 0; i < 8; ++i) {
-    for (int k = 0; k < 8; ++k) out[i * stride + k] = in[k][i];
+    for (int k = 0; k < 8; ++k) out[i * stride + k] = widen(in[k][i]);
   }
 #endif
 }
 
-// Keys first .. first + count of one KV head as columns [dim][kKeyTile]; what is missing is zero.
-void load_keys(const Call& c, const int32_t* pages, int kv_head, int first, int count, float* keys) {
-  static const float zeros[kMaxDim] = {};
-  const int n = c.pool->head_dim;
-  float buffers[kLanes][kMaxDim];
+// Where the keys of one tile lie in the pool; their values lie `to_values` bytes behind them.
+struct Places {
+  const char* keys[kKeyTile];
+  int count;
+};
+
+int64_t bytes_each(const Pool& pool) { return pool.type == KvType::kFloat ? sizeof(float) : sizeof(Bfloat); }
+int64_t token_bytes(const Pool& pool) { return bytes_each(pool) * pool.kv_heads * pool.head_dim; }
+int64_t to_values(const Pool& pool) { return token_bytes(pool) * pool.page_size; }
+
+// Finds keys first .. first + count of one KV head and asks memory for them and their values.
+void find_keys(const Pool& pool, const int32_t* pages, int kv_head, int first, int count, Places* places) {
+  const int64_t size = bytes_each(pool) * pool.head_dim, values = to_values(pool);
+  int page = first / pool.page_size, offset = first % pool.page_size;
+  for (int k = 0; k < count; ++k) {
+    const char* at = static_cast<const char*>(pool.data) + pages[page] * 2 * values + offset * token_bytes(pool) + kv_head * size;
+    for (int64_t i = 0; i < size; i += 64) {
+      __builtin_prefetch(at + i);
+      __builtin_prefetch(at + values + i);
+    }
+    places->keys[k] = at;
+    if (++offset == pool.page_size) offset = 0, ++page;
+  }
+  places->count = count;
+}
+
+// The keys as columns [dim][kKeyTile]; what is missing is zero.
+template <typename Stored>
+void load_keys(const Places& places, int n, float* keys) {
+  static const Stored zeros[kMaxDim] = {};
   for (int k0 = 0; k0 < kKeyTile; k0 += kLanes) {
-    const float* key[kLanes];
+    const Stored* key[kLanes];
     for (int j = 0; j < kLanes; ++j) {
-      const int k = k0 + j;
-      key[j] = k < count ? vector_at(*c.pool, pages, first + k, 0, kv_head, buffers[j]) : zeros;
+      key[j] = k0 + j < places.count ? reinterpret_cast<const Stored*>(places.keys[k0 + j]) : zeros;
     }
     int i = 0;
     for (; i + kLanes <= n; i += kLanes) {
-      const float* at[kLanes];
-      for (int j = 0; j < kLanes; ++j) at[j] = key[j] + i;
-      transpose(at, keys + i * kKeyTile + k0, kKeyTile);
+      transpose(key, keys + i * kKeyTile + k0, kKeyTile);
+      for (int j = 0; j < kLanes; ++j) key[j] += kLanes;
     }
-    for (; i < n; ++i) {
-      for (int j = 0; j < kLanes; ++j) keys[i * kKeyTile + k0 + j] = key[j][i];
+    for (int d = 0; i + d < n; ++d) {
+      for (int j = 0; j < kLanes; ++j) keys[(i + d) * kKeyTile + k0 + j] = widen(key[j][d]);
     }
   }
 }
 
 // Their values as rows [kKeyTile][stride]; what is missing is zero.
-void load_values(const Call& c, const int32_t* pages, int kv_head, int first, int count, int stride, float* values) {
-  const int n = c.pool->head_dim;
-  float buffer[kMaxDim];
-  for (int k = 0; k < count; ++k) {
+template <typename Stored>
+void load_values(const Places& places, int64_t to_values, int n, int stride, float* values) {
+  for (int k = 0; k < places.count; ++k) {
+    const auto* from = reinterpret_cast<const Stored*>(places.keys[k] + to_values);
     float* row = values + static_cast<int64_t>(k) * stride;
-    std::copy_n(vector_at(*c.pool, pages, first + k, 1, kv_head, buffer), n, row);
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) save(row + i, load(from + i));
+    for (; i < n; ++i) row[i] = widen(from[i]);
     std::fill_n(row + n, stride - n, 0.0f);
   }
-  std::fill_n(values + static_cast<int64_t>(count) * stride, static_cast<int64_t>(kKeyTile - count) * stride, 0.0f);
+  std::fill_n(values + static_cast<int64_t>(places.count) * stride, static_cast<int64_t>(kKeyTile - places.count) * stride,
+              0.0f);
 }
 
-// The running softmax of one row over one tile of scores, which become weights; what to keep of earlier sums is returned.
-float soften(float* s, int low, int high, float scale, float* highest, float* total) {
-  float top = *highest;
-  for (int k = 0; k < kKeyTile; ++k) s[k] = k >= low && k < high ? s[k] * scale : kNone;
-  for (int k = 0; k < kKeyTile; ++k) top = s[k] > top ? s[k] : top;
+template <typename Stored>
+__attribute__((noinline)) void load_tile(const Pool& pool, const Places& places, int stride, float* keys, float* values) {
+  load_keys<Stored>(places, pool.head_dim, keys);
+  load_values<Stored>(places, to_values(pool), pool.head_dim, stride, values);
+}
+
+// Scales one row of scores, of which those outside low .. high are not seen; returns the highest, `top` included.
+__attribute__((noinline)) float scale_scores(float* s, int low, int high, float scale, float top) {
+  if (low <= 0 && high >= kKeyTile) {
+    for (int k = 0; k < kKeyTile; ++k) s[k] *= scale;
+  } else {
+    for (int k = 0; k < kKeyTile; ++k) s[k] = k >= low && k < high ? s[k] * scale : kNone;
+  }
+  Lanes highest = spread(top);
+  for (int k = 0; k < kKeyTile; k += kLanes) highest = larger(load(s + k), highest);
+  for (int k = 0; k < kLanes; ++k) top = highest[k] > top ? highest[k] : top;
+  return top;
+}
+
+// Scores become weights e^(s - top), those not seen 0; returns their sum.
+__attribute__((noinline)) float exponentiate(float* s, float top) {
+  Lanes sum = {};
+  for (int k = 0; k < kKeyTile; k += kLanes) {
+    const Lanes score = load(s + k), e = exponential(score - spread(top));
+    const Lanes weight = score == spread(kNone) ? Lanes{} : e;
+    save(s + k, weight);
+    sum += weight;
+  }
+  return total_of(sum);
+}
+
+// The running softmax of one row after one more tile of scores, which become weights; what to keep of earlier sums is
+// returned.
+float soften(float* s, bool sees_keys, float top, float* highest, float* total) {
   if (top == kNone) {  // nothing seen yet, or no number
-    if (std::max(low, 0) < std::min(high, kKeyTile)) *total = NAN;
+    if (sees_keys) *total = NAN;
     std::fill_n(s, kKeyTile, 0.0f);
     return 1.0f;
   }
-  float sum = 0.0f;
-  for (int k = 0; k < kKeyTile; ++k) s[k] = s[k] == kNone ? 0.0f : fast_exp(s[k] - top);
-  for (int k = 0; k < kKeyTile; ++k) sum += s[k];
-  const float keep = *highest == kNone ? 0.0f : fast_exp(*highest - top);
+  const float keep = *highest == top ? 1.0f : *highest == kNone ? 0.0f : fast_exp(*highest - top);
   *highest = top;
-  *total = *total * keep + sum;
+  *total = *total * keep + exponentiate(s, top);
   return keep;
 }
 
 int stride_of(const Call& c) { return (c.pool->head_dim + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes); }
-int padded_rows(const Call& c, int queries) { return (queries * c.group() + kBlock - 1) / kBlock * kBlock; }
+
+// Whole register blocks: large ones, then a small one where it holds the rest.
+int padded_rows(const Call& c, int queries) {
+  const int rows = queries * c.group(), rest = rows % kBlock;
+  return rows - rest + (rest == 0 ? 0 : rest <= kSmallBlock ? kSmallBlock : kBlock);
+}
+
 int64_t num_floats(const Call& c, int queries) { return static_cast<int64_t>(padded_rows(c, queries)) * (stride_of(c) + 2); }
 
 // A softmax in num_floats() floats at `memory`, over no keys yet.
@@ -192,42 +251,78 @@ inline int64_t place_of(const Call& c, const Piece& p, int r) {
   return (token * c.heads + static_cast<int64_t>(p.kv_head) * group + r % group) * c.pool->head_dim;
 }
 
-// The softmax of all queries of the piece over one range of keys.
+// The query heads of the piece as rows `stride` floats apart, padding included.
+const float* gather_queries(const Call& c, const Piece& p) {
+  thread_local std::vector<float> memory;
+  const int n = c.pool->head_dim, stride = stride_of(c), padded = padded_rows(c, p.queries);
+  memory.resize(static_cast<size_t>(padded) * stride);
+  for (int r = 0; r < padded; ++r) std::copy_n(c.q + place_of(c, p, r), n, memory.data() + static_cast<int64_t>(r) * stride);
+  return memory.data();
+}
+
+// One tile of keys and values as load_tile leaves them.
+struct Tile {
+  int first;
+  int count;
+  const float* keys;
+  const float* values;
+};
+
+// Query heads r .. r + rows of the piece meet one tile of keys.
+template <int dim, int rows>
+inline __attribute__((always_inline)) void attend_block(const Call& c, const Piece& p, const Tile& tile, int r,
+                                                        const float* q, const Softmax& part) {
+  const int n = dim ? dim : c.pool->head_dim, stride = dim ? dim : stride_of(c), group = c.group();
+  alignas(64) float scores[rows * kKeyTile];
+  float keep[rows];
+  for (int k = 0; k < kKeyTile; k += 2 * kLanes) {
+    multiply_block<rows>(q + static_cast<int64_t>(r) * stride, stride, n, tile.keys + k, kKeyTile, scores + k, kKeyTile,
+                         nullptr);
+  }
+  float top[rows];
+  bool sees_keys[rows];
+  const int position0 = position_of(c, p) - tile.first, last = p.queries * group - 1;
+  for (int b = 0; b < rows; ++b) {
+    const int position = position0 + std::min(r + b, last) / group;
+    const int low = c.window > 0 ? std::max(0, position - c.window + 1) : 0, high = std::min(tile.count, position + 1);
+    sees_keys[b] = low < high;
+    top[b] = scale_scores(scores + b * kKeyTile, low, high, c.scale, part.highest[r + b]);
+  }
+  for (int b = 0; b < rows; ++b) {
+    keep[b] = soften(scores + b * kKeyTile, sees_keys[b], top[b], part.highest + r + b, part.total + r + b);
+  }
+  for (int i = 0; i < stride; i += 2 * kLanes) {
+    multiply_block<rows>(scores, kKeyTile, kKeyTile, tile.values + i, stride,
+                         part.acc + static_cast<int64_t>(r) * stride + i, stride, keep);
+  }
+}
+
+// The softmax of all queries of the piece, gathered at `q`, over one range of keys.
 template <int dim>
-__attribute__((noinline)) void attend_range(const Call& c, const Piece& p, int range, const Softmax& part) {
-  const int n = c.pool->head_dim, stride = stride_of(c), group = c.group();
-  const int padded = padded_rows(c, p.queries), rows = p.queries * group, position0 = position_of(c, p);
+__attribute__((noinline)) void attend_range(const Call& c, const Piece& p, int range, const float* q,
+                                            const Softmax& part) {
+  const int stride = stride_of(c), padded = padded_rows(c, p.queries);
   const int32_t* pages = c.rows->page_table + static_cast<int64_t>(p.row) * c.rows->max_pages;
   alignas(64) float keys[kMaxDim * kKeyTile];
   alignas(64) float values[kKeyTile * kMaxDim];
-  alignas(64) float scores[kBlock][kKeyTile];
-  float* const score_rows[kBlock] = {scores[0], scores[1], scores[2], scores[3]};
   // Tiles of keys begin at fixed places too; those that no query sees change nothing and are left out.
   const int begin = std::max(range * kRange, oldest_key(c, p) / kKeyTile * kKeyTile);
-  const int end = std::min((range + 1) * kRange, position0 + p.queries);
-  for (int k0 = begin; k0 < end; k0 += kKeyTile) {
+  const int end = std::min((range + 1) * kRange, position_of(c, p) + p.queries);
+  Places places[2];
+  auto find = [&](int k0) {
     const int count = std::min(kKeyTile, end - k0);
-    load_keys(c, pages, p.kv_head, k0, count, keys);
-    load_values(c, pages, p.kv_head, k0, count, stride, values);
-    for (int r = 0; r < padded; r += kBlock) {
-      const float* q[kBlock];
-      float* out[kBlock];
-      float keep[kBlock];
-      for (int b = 0; b < kBlock; ++b) q[b] = c.q + place_of(c, p, r + b), out[b] = part.acc + static_cast<int64_t>(r + b) * stride;
-      for (int k = 0; k < kKeyTile; k += 2 * kLanes) {
-        float* const at[kBlock] = {score_rows[0] + k, score_rows[1] + k, score_rows[2] + k, score_rows[3] + k};
-        multiply_block(q, dim ? dim : n, keys + k, kKeyTile, at, nullptr);
-      }
-      for (int b = 0; b < kBlock; ++b) {
-        const int position = position0 + std::min(r + b, rows - 1) / group;
-        const int low = c.window > 0 ? position - c.window + 1 - k0 : 0;
-        keep[b] = soften(scores[b], low, std::min(count, position + 1 - k0), c.scale, part.highest + r + b, part.total + r + b);
-      }
-      for (int i = 0; i < stride; i += 2 * kLanes) {
-        float* const at[kBlock] = {out[0] + i, out[1] + i, out[2] + i, out[3] + i};
-        multiply_block(score_rows, kKeyTile, values + i, stride, at, keep);
-      }
-    }
+    if (count > 0) find_keys(*c.pool, pages, p.kv_head, k0, count, &places[k0 / kKeyTile % 2]);
+  };
+  find(begin);
+  for (int k0 = begin; k0 < end; k0 += kKeyTile) {
+    find(k0 + kKeyTile);
+    const Places& here = places[k0 / kKeyTile % 2];
+    const auto load_it = c.pool->type == KvType::kFloat ? load_tile<float> : load_tile<Bfloat>;
+    load_it(*c.pool, here, stride, keys, values);
+    const Tile tile{k0, here.count, keys, values};
+    int r = 0;
+    for (; r + kBlock <= padded; r += kBlock) attend_block<dim, kBlock>(c, p, tile, r, q, part);
+    if (r < padded) attend_block<dim, kSmallBlock>(c, p, tile, r, q, part);
   }
 }
 
@@ -261,10 +356,11 @@ void prefill_tile(const Call& c, const Piece& p) {
   const int64_t size = num_floats(c, p.queries);
   memory.resize(static_cast<size_t>(2 * size));
   const Softmax whole = empty_softmax(c, p.queries, memory.data());
+  const float* q = gather_queries(c, p);
   const int last = (position_of(c, p) + p.queries - 1) / kRange;
   for (int range = oldest_key(c, p) / kRange; range <= last; ++range) {
     const Softmax part = empty_softmax(c, p.queries, memory.data() + size);
-    attend_range<dim>(c, p, range, part);
+    attend_range<dim>(c, p, range, q, part);
     fold(p.queries * c.group(), stride_of(c), part, whole);
   }
   finish(c, p, whole);
@@ -299,7 +395,7 @@ void run(const Call& c, const std::vector<Piece>& pieces, const std::vector<Merg
   auto work = [&](int chunk) {
     const Piece& p = pieces[chunk];
     if (p.slot < 0) return prefill_tile<dim>(c, p);
-    attend_range<dim>(c, p, p.range, empty_softmax(c, 1, all + p.slot * size));
+    attend_range<dim>(c, p, p.range, gather_queries(c, p), empty_softmax(c, 1, all + p.slot * size));
   };
   team().run(static_cast<int>(pieces.size()), work);
   for (const Merge& m : merges) merge(c, m.piece, m.num_slots, all + m.piece.slot * size);

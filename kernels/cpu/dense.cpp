@@ -29,10 +29,6 @@ Half narrow<Half>(float f) {
   return {float_to_half(f)};
 }
 
-inline float widen(float f) { return f; }
-inline float widen(Bfloat b) { return bfloat_to_float(b.bits); }
-inline float widen(Half h) { return half_to_float(h.bits); }
-
 struct Task {
   const float* x;
   int64_t x_stride;
