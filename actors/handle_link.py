@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextvars import Context
+from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
-from ..runtime.errors import EngineError, PolypathError, QueueFullError
+from ..runtime.errors import EngineError, PolypathError, QueueFullError, RequestError
 from ..runtime.request import Request, RequestOutput
 from .load import WorkerLoad
 
@@ -28,6 +30,8 @@ class HandleLink:
         self._handle = handle
         self._replica = replica
         self._load: WorkerLoad | None = None
+        self._open: dict[str, str] = {}  # request id -> the worker's name for it
+        self._numbers = count(1)
         self._cancels: set[asyncio.Task[None]] = set()  # the loop holds tasks weakly
 
     async def describe(self) -> dict[str, Any]:  # JSON
@@ -43,26 +47,32 @@ class HandleLink:
         return self._load  # as old as the last `stats`
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        if request.id in self._open:
+            raise RequestError(f"a request with id {request.id!r} is running already", "id")
+        # The name of one attempt: the cancel of an earlier one may arrive after this one began.
+        name = self._open[request.id] = f"{request.id}~h{next(self._numbers)}"
         response = cast(
             "DeploymentResponseGenerator[RequestOutput]",
-            self._call("generate", request, stream=True),
+            self._call("generate", replace(request, id=name), stream=True),
         )
         finished = False
         try:
             async for output in response:
                 finished = output.finish_reason is not None
-                yield output
+                yield replace(output, request_id=request.id)
         except (PolypathError, *_link_errors()) as error:
             ours = _as_ours(error)
             finished = not isinstance(ours, EngineError)  # then the worker never took the request
             raise ours from None
         finally:
+            del self._open[request.id]
             if not finished:
                 response.cancel()
-                self._in_background(self._cancel_quietly(request.id))
+                self._in_background(self._cancel_quietly(name))
 
     async def cancel(self, request_id: str) -> None:
-        await self._ask("cancel", request_id)
+        if request_id in self._open:
+            await self._ask("cancel", self._open[request_id])
 
     async def _ask(self, method: str, *args: object) -> Any:  # whatever the method answers
         try:
@@ -77,9 +87,9 @@ class HandleLink:
         handle = self._handle.options(method_name=method, stream=stream)
         return Context().run(handle.remote, *args, to=self._replica)
 
-    async def _cancel_quietly(self, request_id: str) -> None:
+    async def _cancel_quietly(self, name: str) -> None:
         try:
-            await self.cancel(request_id)
+            await self._ask("cancel", name)
         except EngineError:
             return  # a dead worker holds no pages
 
