@@ -1,11 +1,10 @@
 """A certificate and its key for HTTPS, tried out before anything starts.
 
-Serve's own proxy ends TLS (`HTTPOptions(ssl_certfile, ssl_keyfile)`, uvicorn underneath).
+The gateway's own server (front.py) ends TLS.
 """
 
 from __future__ import annotations
 
-import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +28,7 @@ class TlsFiles:
         return context
 
 
-def check_tls(
-    cert: str | None, key: str | None, environ: dict[str, str] | None = None
-) -> TlsFiles | None:
+def check_tls(cert: str | None, key: str | None) -> TlsFiles | None:
     """The pair of files, if both were given and serve a client. Raises ConfigurationError."""
     if cert is None and key is None:
         return None
@@ -40,11 +37,6 @@ def check_tls(
             ("--tls-cert", "--tls-key") if cert is None else ("--tls-key", "--tls-cert")
         )
         raise ConfigurationError(f"{given} needs {missing} beside it: HTTPS takes both")
-    if (os.environ if environ is None else environ).get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
-        raise ConfigurationError(
-            "--tls-cert cannot be used with RAY_SERVE_ENABLE_HA_PROXY=1: the HAProxy that Serve "
-            "starts has no TLS; unset the variable, or end TLS in front of it"
-        )
     files = TlsFiles(cert=_readable(cert, "--tls-cert"), key=_readable(key, "--tls-key"))
     _shake_hands(files)
     return files

@@ -11,19 +11,19 @@ from polypath.runtime.errors import ConfigurationError
 from polypath.tests.certificates import self_signed
 
 
-def refusal(cert: Path | str | None, key: Path | str | None, **environ: str) -> str:
+def refusal(cert: Path | str | None, key: Path | str | None) -> str:
     """Why this pair is refused."""
     with pytest.raises(ConfigurationError) as caught:
-        check_tls(cert and str(cert), key and str(key), environ)
+        check_tls(cert and str(cert), key and str(key))
     return str(caught.value)
 
 
 def test_a_pair_that_belongs_together_is_taken(tmp_path: Path) -> None:
     cert, key = self_signed(tmp_path)
-    files = check_tls(str(cert), str(key), {})
+    files = check_tls(str(cert), str(key))
     assert files is not None
     assert (files.cert, files.key) == (str(cert), str(key))
-    assert check_tls(None, None, {}) is None
+    assert check_tls(None, None) is None
 
 
 def test_one_alone_is_refused(tmp_path: Path) -> None:
@@ -61,8 +61,3 @@ def test_a_key_with_a_password_asks_nobody_at_start(tmp_path: Path) -> None:
 )
 def test_a_certificate_outside_its_days(tmp_path: Path, days: tuple[int, int], word: str) -> None:
     assert word in refusal(*self_signed(tmp_path, days=days))
-
-
-def test_the_proxy_without_tls_is_refused(tmp_path: Path) -> None:
-    cert, key = self_signed(tmp_path)
-    assert "RAY_SERVE_ENABLE_HA_PROXY" in refusal(cert, key, RAY_SERVE_ENABLE_HA_PROXY="1")
