@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from .allocator import large_blocks_apart
 from .checkpoint.source import Checkpoint
 from .config import ModelConfig
 from .errors import ModelError
@@ -17,7 +18,8 @@ Progress = Callable[[float], None]
 
 class WeightLoader:
     """Reads each tensor once, checks its shape, and packs what belongs together (q, k, v; gate,
-    up).
+    up). What was read of the file is given back layer by layer, so that beside the weights as they
+    are stored at most one layer, or the embedding, is in memory.
     """
 
     def __init__(
@@ -38,14 +40,21 @@ class WeightLoader:
         """Load everything; `on_progress` gets the share done, 0 to 1. ModelError names what is
         missing or misshapen.
         """
+        with large_blocks_apart():
+            return self._load(on_progress)
+
+    def _load(self, on_progress: Progress | None) -> DecoderWeights:
         config = self._config
         embedding = self._embedding()
+        self._checkpoint.release()
         layers = []
         for i in range(config.num_layers):
             layers.append(self._layer(i))
+            self._checkpoint.release()
             if on_progress is not None:
                 on_progress((i + 1) / (config.num_layers + 1))
         head = self._lm_head(embedding)
+        self._checkpoint.release()
         if on_progress is not None:
             on_progress(1.0)
         return DecoderWeights(
@@ -107,7 +116,8 @@ class WeightLoader:
         return self._read(name, *shape)
 
     def _plain(self, name: str, *shape: int) -> torch.Tensor:
-        return self._read(name, *shape).to(device=self._device, dtype=self._dtype).contiguous()
+        tensor = self._read(name, *shape)  # a copy: the file's own map is given back
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True).contiguous()
 
     def _read(self, name: str, *shape: int) -> torch.Tensor:
         if not self._checkpoint.has(name):

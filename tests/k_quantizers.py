@@ -54,7 +54,7 @@ def _q45(blocks: np.ndarray, is_five: bool) -> np.ndarray:
     nibbles = ((q[:, ::2] & 15) | (q[:, 1::2] & 15) << 4).reshape(-1, 128)
     parts = [d_bytes, m_bytes, *packed]
     if is_five:
-        parts.append(sum(((q[:, j] >> 4) << j for j in range(8)), np.zeros_like(q[:, 0])))
+        parts.append(np.bitwise_or.reduce([(q[:, j] >> 4) << j for j in range(8)]))
     return np.concatenate([*parts, nibbles], axis=1)
 
 
@@ -69,6 +69,6 @@ def _q6(blocks: np.ndarray) -> np.ndarray:
         [q[:, :, 0] & 15 | (q[:, :, 2] & 15) << 4, q[:, :, 1] & 15 | (q[:, :, 3] & 15) << 4],
         axis=-1,
     )
-    high = sum(((q[:, :, k] >> 4) << (2 * k) for k in range(4)), np.zeros_like(q[:, :, 0]))
+    high = np.bitwise_or.reduce([(q[:, :, k] >> 4) << (2 * k) for k in range(4)])
     scales = scale.astype(np.int8).view(np.uint8)
     return np.concatenate([low.reshape(-1, 128), high.reshape(-1, 64), scales, d_bytes], axis=1)

@@ -71,6 +71,13 @@ class FolderCheckpoint:
         """None: a folder of safetensors holds no blocks that we run as they are."""
         return None
 
+    def release(self) -> None:
+        """Close the maps of what was read, so that it no longer counts as this process's memory.
+
+        A tensor that was read and is still held keeps its map.
+        """
+        self._open_files.clear()
+
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer, loaded once."""
         return self._tokenizer

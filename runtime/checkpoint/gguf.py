@@ -112,6 +112,10 @@ class GgufCheckpoint:
             row_order=self._row_order(name, rows),
         )
 
+    def release(self) -> None:
+        """Let the system take the memory of what was read; it is read again where it is needed."""
+        self.file.release()
+
     def _row_order(self, name: str, rows: int) -> np.ndarray | None:
         """For each row its place in the file, where the file has them in another order."""
         import torch

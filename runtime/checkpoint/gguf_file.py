@@ -101,6 +101,11 @@ class GgufFile:
         """The stored bytes of a tensor, not copied."""
         return memoryview(self.data)[tensor.offset : tensor.offset + tensor.num_bytes]
 
+    def release(self) -> None:
+        """Give the map's pages back: they count as this process's memory until then."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on every system
+            self.data.madvise(mmap.MADV_DONTNEED)
+
     def _read_all(self) -> None:
         if self.data[:4] != MAGIC:
             raise self._broken(f"it starts with {self.data[:4]!r} and not with {MAGIC!r}")

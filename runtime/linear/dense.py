@@ -54,10 +54,11 @@ class DenseMethod:
         self._device = device
 
     def pack(self, weights: list[Stored], biases: list[torch.Tensor] | None) -> DenseLinear:
-        """Stack the matrices; one alone is not copied when it already has the right dtype."""
+        """Stack the matrices; one alone is copied too, since the file's map is given back."""
         plain = [weight for weight in weights if isinstance(weight, torch.Tensor)]
         assert len(plain) == len(weights), "a dense method is given floats"
-        weight = plain[0] if len(plain) == 1 else torch.cat(plain)
+        alone = len(plain) == 1 and plain[0].dtype == self._dtype
+        weight = plain[0].clone() if alone else plain[0] if len(plain) == 1 else torch.cat(plain)
         bias = None if biases is None else torch.cat(biases)
         return DenseLinear(self._place(weight), None if bias is None else self._place(bias))
 

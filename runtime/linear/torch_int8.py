@@ -32,6 +32,7 @@ CAPABILITY = Capability(
 STEPS = 63  # of 7 bits, on either side of zero
 ZERO = 64
 LEAST = 1e-30  # rows of smaller numbers count as zero
+FLOATS_AT_ONCE = 1 << 20  # weights that are widened together
 
 
 class TorchInt8Linear:
@@ -45,9 +46,7 @@ class TorchInt8Linear:
         is_table: bool = False,
         is_multiplied: bool = True,
     ) -> None:
-        largest = weight_NK.abs().amax(1, keepdim=True).float()
-        self._scales_N1 = largest.clamp_min(LEAST) / 127
-        values = (weight_NK / self._scales_N1).round_().to(torch.int8)
+        values, self._scales_N1 = _rounded(weight_NK)
         self._table_NK = values if is_table else None
         self._packed = _prepack(values, self._scales_N1[:, 0]) if is_multiplied else None
         self.bias = bias
@@ -70,9 +69,7 @@ class TorchInt8Linear:
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Dequantized rows."""
-        if self._table_NK is None:
-            return self.dequantized().index_select(0, index)
-        return self._table_NK.index_select(0, index) * self._scales_N1.index_select(0, index)
+        return self._values().index_select(0, index) * self._scales_N1.index_select(0, index)
 
     def dequantized(self) -> torch.Tensor:
         """The whole matrix in float32."""
@@ -111,10 +108,27 @@ def _stacked(weights: list[Stored]) -> torch.Tensor:
     return plain[0] if len(plain) == 1 else torch.cat(plain)
 
 
+def _rounded(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int8 [N, K], scales [N, 1]), some rows at a time: no widened copy of the matrix."""
+    rows, inputs = weight_NK.shape
+    values = torch.empty(rows, inputs, dtype=torch.int8)
+    scales = torch.empty(rows, 1)
+    at_once = max(1, FLOATS_AT_ONCE // max(1, inputs))
+    for piece, out, scale in zip(
+        *(t.split(at_once) for t in (weight_NK, values, scales)), strict=True
+    ):
+        wide = piece.float()
+        scale.copy_(wide.abs().amax(1, keepdim=True).clamp_min(LEAST) / 127)
+        out.copy_((wide / scale).round_())
+    return values, scales
+
+
 def _prepack(values_NK: torch.Tensor, scales_N: torch.Tensor) -> torch.ScriptObject:
     zeros = torch.zeros(values_NK.shape[0], dtype=torch.int64)
     with _no_deprecation():
-        weight = torch._make_per_channel_quantized_tensor(values_NK, scales_N.double(), zeros, 0)
+        weight = torch.ops.aten._make_per_channel_quantized_tensor(
+            values_NK, scales_N.double(), zeros, 0
+        )
         return torch.ops.quantized.linear_prepack(weight, None)
 
 
