@@ -40,6 +40,15 @@ class Interrupts:
         for number, old in self._old.items():
             signal.signal(number, old)  # type: ignore[arg-type]  # what signal() gave us
 
+    def renew(self) -> None:
+        """Take the signals back from a library that has put its own handlers in front of ours.
+
+        Ray's C++ part does so for SIGTERM: it writes a stack before it calls ours, and aborts the
+        process where that takes longer than 3 s.
+        """
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+
     def sleep(self, seconds: float) -> None:
         """Sleep, or raise StopAsked."""
         if self._asked.wait(seconds):

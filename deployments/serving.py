@@ -105,6 +105,7 @@ class Session:
         from .deploy import Deployment  # imports Serve and FastAPI while Ray starts
 
         interrupts.wait_for(started)
+        interrupts.renew()
         self._ray.watch()
         if isinstance(self._ray, NamedRay):
             self._call(interrupts, self._ray.claim)

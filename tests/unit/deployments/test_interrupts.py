@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import time
@@ -54,3 +55,23 @@ def test_the_old_handlers_come_back() -> None:
     with Interrupts(on_second=lambda: None):
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("is_renewed", [False, True])
+def test_signals_that_a_library_took_are_taken_back(is_renewed: bool) -> None:
+    with (
+        open(os.devnull, "w") as nowhere,
+        Interrupts(on_second=lambda: None) as interrupts,
+    ):
+        faulthandler.register(signal.SIGTERM, file=nowhere, chain=False)  # in C, as Ray does
+        try:
+            if is_renewed:
+                interrupts.renew()
+            send(signal.SIGTERM)
+            if not is_renewed:
+                interrupts.sleep(0.05)  # what renewing is for: nobody was told
+                return
+            with pytest.raises(StopAsked):
+                interrupts.sleep(10)
+        finally:
+            faulthandler.unregister(signal.SIGTERM)
