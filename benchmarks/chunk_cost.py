@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import resource
 import socket
+import statistics
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -41,18 +42,24 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def answer_cpu(pipe: Connection, pretence: Callable[[], float] = lambda: 0.0) -> None:
-    """Answer every message with the CPU time so far, until `stop`."""
+async def answer(pipe: Connection, worker: PacedWorker | None) -> None:
+    """Answer `cpu` with the CPU time so far, without that of the engine's pretence, and `first`
+    with the time of the last request's first token, until `stop`.
+    """
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     loop.add_reader(pipe.fileno(), asked.set)
     while True:
         await asked.wait()
         asked.clear()
-        if pipe.recv() == "stop":
+        question = pipe.recv()
+        if question == "stop":
             loop.remove_reader(pipe.fileno())
             return
-        pipe.send(cpu_s() - pretence())
+        if question == "first":
+            pipe.send(worker.paced.first_token_s if worker else 0.0)
+        else:
+            pipe.send(cpu_s() - (worker.paced.step_cpu_s if worker else 0.0))
 
 
 def make_worker(step_s: float) -> PacedWorker:
@@ -68,7 +75,7 @@ def worker_process(pipe: Connection, step_s: float) -> None:
         worker = make_worker(step_s)
         server = RoadServer(worker)
         pipe.send((await server.start()).to_json())
-        await answer_cpu(pipe, lambda: worker.paced.step_cpu_s)
+        await answer(pipe, worker)
         await server.close()
         worker.stop()
 
@@ -92,7 +99,7 @@ def gateway_process(pipe: Connection, offer: dict[str, Any] | None, step_s: floa
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         pipe.send(listening.getsockname()[1])
-        await answer_cpu(pipe, (lambda: worker.paced.step_cpu_s) if worker else lambda: 0.0)
+        await answer(pipe, worker)
         server.should_exit = True
         await serving
         gateway.close()
@@ -108,8 +115,8 @@ def _run(work: Any) -> None:  # a coroutine
     uvloop.run(work)
 
 
-async def read_stream(port: int, num_tokens: int) -> int:
-    """The number of SSE events of one streamed chat."""
+async def read_stream(port: int, num_tokens: int) -> tuple[int, float]:
+    """SSE events of one streamed chat, and when the first with text came (monotonic clock)."""
     body = json.dumps(
         {
             "messages": [{"role": "user", "content": "hi"}],
@@ -123,11 +130,13 @@ async def read_stream(port: int, num_tokens: int) -> int:
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
     )
-    events = 0
+    events, first_s = 0, 0.0
     while data := await reader.read(65536):
+        if not first_s and b'"content":' in data:
+            first_s = time.monotonic()
         events += data.count(b"data: ")
     writer.close()
-    return events
+    return events, first_s
 
 
 async def measure(port: int, asks: dict[str, Callable[[], float]], args: argparse.Namespace) -> str:
@@ -139,9 +148,8 @@ async def measure(port: int, asks: dict[str, Callable[[], float]], args: argpars
     num_tokens = int(args.seconds / args.step)
     before = {name: ask() for name, ask in asks.items()}
     began = time.monotonic()
-    events = sum(
-        await asyncio.gather(*(read_stream(port, num_tokens) for _ in range(args.streams)))
-    )
+    streams = (read_stream(port, num_tokens) for _ in range(args.streams))
+    events = sum(count for count, _ in await asyncio.gather(*streams))
     wall = time.monotonic() - began
     used = {name: ask() - before[name] - idle[name] * wall for name, ask in asks.items()}
     parts = ", ".join(f"{name} {used[name] / events * 1000:.3f}" for name in asks)
@@ -151,6 +159,29 @@ async def measure(port: int, asks: dict[str, Callable[[], float]], args: argpars
         f"{events / wall:.0f} chunks/s: {total:.3f} ms of CPU a chunk ({parts}); "
         f"idle, taken off: {rest} ms a second"
     )
+
+
+async def first_chunks(port: int, ask: Callable[[], float], count: int = 30) -> str:
+    """How long after its step the first chunk is at the client, over requests one by one."""
+    delays = []
+    for _ in range(count):
+        _, seen_s = await read_stream(port, 2)
+        delays.append((seen_s - ask()) * 1000)
+    delays.sort()
+    return (
+        f"first chunk after its step: median {statistics.median(delays):.1f}, "
+        f"largest of {count} {delays[-1]:.1f} ms"
+    )
+
+
+def asker(pipe: Connection, question: str) -> Callable[[], float]:
+    """A function that asks a process."""
+
+    def ask() -> float:
+        pipe.send(question)
+        return pipe.recv()
+
+    return ask
 
 
 def main() -> None:
@@ -176,17 +207,12 @@ def main() -> None:
     theirs[-1].start()
     port = ours["gateway"].recv()
 
-    def asker(pipe: Connection) -> Callable[[], float]:
-        def ask() -> float:
-            pipe.send("cpu")
-            return pipe.recv()
-
-        return ask
-
-    asks = {name: asker(pipe) for name, pipe in ours.items()}
+    asks = {name: asker(pipe, "cpu") for name, pipe in ours.items()}
     print(f"{args.way}, {args.streams} streams, a step every {args.step * 1000:g} ms")
     for _ in range(args.repeats):
         print(asyncio.run(measure(port, asks, args)), flush=True)
+    first = asker(ours.get("worker", ours["gateway"]), "first")
+    print(asyncio.run(first_chunks(port, first)), flush=True)
     for pipe in ours.values():
         pipe.send("stop")
     for process in theirs:

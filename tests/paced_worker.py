@@ -38,6 +38,7 @@ class PacedEngine:
         self.pages = _Pages()
         self.last_step = StepSize(num_tokens=0, is_decode=False, seconds=0.0)
         self.generation_tokens = 0
+        self.first_token_s = 0.0  # of the monotonic clock: when the last request got its first one
         self.step_cpu_s = 0.0  # of this pretence itself, which no figure should contain
         self._says = says
         self._step_s = step_s
@@ -93,6 +94,8 @@ class PacedEngine:
         token = self._says[row.num_done % len(self._says)]
         limit = row.request.sampling.max_tokens or 16
         is_last = row.num_done + 1 >= limit
+        if not row.num_done:
+            self.first_token_s = time.monotonic()
         output = _output(row, (token,), FinishReason.LENGTH if is_last else None)
         row.num_done += 1
         self.generation_tokens += 1
