@@ -127,7 +127,11 @@ def test_workers_with_a_gpu_share_the_cpus_of_a_node_by_its_gpus(tmp_path: Path)
     big = node("big", {"CPU": 64.25, "GPU": 8.0})
     (pool,) = place(fleet(tmp_path, "num_gpus: 1, min_workers: 8"), [big]).models[0].pools
     assert pool.num_cpus == 8
-    (pool,) = place(fleet(tmp_path, "num_gpus: 0.5, min_workers: 3"), [big]).models[0].pools
+    (pool,) = (
+        place(fleet(tmp_path, "num_gpus: 0.5, min_workers: 3, engine: {kv_bytes: 1GiB}"), [big])
+        .models[0]
+        .pools
+    )
     assert pool.num_cpus == 4
 
 
