@@ -35,7 +35,7 @@ class ApiSettings:
     queue_headers_after_s: float = 15.0  # a stream still in the queue sends its headers then
     max_resumes: int = 3  # workers that may fail one answer before it is given up
     max_refusals: int = 4  # full workers that may refuse one answer before that is a 429
-    stranded_s: float = 5.0  # an answer that no worker can take on waits so long for one to come
+    stranded_s: float = 30.0  # an answer that no worker can take on waits so long for one to come
     same_class_s: float = 2.0  # a resumed answer waits so long for room on a worker of its class
     silence_s: float = 2.0  # a worker that sends nothing for so long is asked whether it lives
 

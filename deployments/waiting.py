@@ -26,7 +26,7 @@ class Limits:
     """Of the queue of one model."""
 
     max_queued: int | None = None  # answers; None: as many as all workers' own queues would hold
-    stranded_s: float = 5.0  # an answer that no worker can take waits so long for one to come
+    stranded_s: float = 30.0  # an answer that no worker can take waits so long for one to come
     same_class_s: float = 2.0  # a resumed answer waits so long for room on a worker of its class
 
 

@@ -92,7 +92,7 @@ async def test_leaving_ends_only_that_request_though_ids_are_the_same(serve: Ser
         assert headers_sent[b"x-request-id"] == b"same"
     assert len(answer_ids) == 9
     assert len({request.id for request in link.requests}) == 10
-    assert link.cancelled == [link.requests[0].id]
+    assert len(link.cancelled) == 1  # prompts are read in threads: not always the first request
     assert_idle(gateway, link)
 
 
