@@ -80,11 +80,12 @@ def render_bench(rows: list[Row], footer: list[str]) -> None:
     """Print one line a row, ours against the best peer, the runners, and what it ran on."""
     table = Table(title="medians; tokens/s over the whole batch")
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("workload", "engine") else "right")
+        is_text = name in ("workload", "engine")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
     ordered = sorted(rows, key=lambda r: (_order(r.median.workload), r.is_busy))
     for row in ordered:
         table.add_row(*_cells(row))
-    console = Console(width=max(120, Console().width))
+    console = Console(width=max(140, Console().width))
     console.print(table)
     for line in [*_ratios(ordered), *_busy_ratios(ordered), *_steps(ordered), *footer]:
         console.print(line, highlight=False)

@@ -42,8 +42,9 @@ def quality(
     if min(window, new_tokens) < 2 or prompts < 1:
         raise typer.BadParameter("--window and --new-tokens must be at least 2, --prompts 1")
     content = _read(text or TEXT)
-    engine = build_engine(config)
-    reference = build_engine(replace(config, **YARDSTICK, dtype="float32", kv_dtype="float32"))
+    engine = build_engine(replace(config, calibration=False))
+    plain = {**YARDSTICK, "dtype": "float32", "kv_dtype": "float32", "calibration": False}
+    reference = build_engine(replace(config, **plain))
     ids = engine.tokenizer.encode(content)
     if len(ids) < window:
         raise ConfigurationError(f"the text has {len(ids)} tokens; --window {window} needs more")
