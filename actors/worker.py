@@ -78,7 +78,12 @@ class Worker:
         """Build the engine and start its thread. Raises what `Engine.build` raises."""
         began = time.monotonic()
         self.adopt(
-            Engine.build(self.config, on_progress=on_progress, cores_given=self.place.num_cpus)
+            Engine.build(
+                self.config,
+                on_progress=on_progress,
+                cores_given=self.place.num_cpus,
+                calibrates=True,
+            )
         )
         if on_progress is not None:
             seconds = time.monotonic() - began

@@ -58,7 +58,7 @@ def test_it_stops_when_its_time_is_up(started: Started, monkeypatch: pytest.Monk
 def test_a_worker_may_skip_it(tmp_path: Path) -> None:
     tiny_models.random(tmp_path)
     config = EngineConfig(model=str(tmp_path), self_check=False, calibration=False)
-    engine = Engine.build(config)
+    engine = Engine.build(config, calibrates=True)
     assert engine.calibration is None
     assert engine.plan.events[-1].stage == "calibration"
     assert engine.plan.events[-1].message == "skipped, as asked"
@@ -67,7 +67,7 @@ def test_a_worker_may_skip_it(tmp_path: Path) -> None:
 def test_the_plan_tells_what_was_measured(tmp_path: Path) -> None:
     tiny_models.random(tmp_path)
     config = EngineConfig(model=str(tmp_path), self_check=False, max_num_seqs=2)
-    engine = Engine.build(config)
+    engine = Engine.build(config, calibrates=True)
     assert engine.calibration is not None
     assert engine.calibration.concurrency == 2
     assert "requests at once" in engine.plan.events[-1].message
