@@ -135,6 +135,11 @@ def _paths(worker: Worker, stats: dict[str, Any] | None) -> JsonObject:  # JSON
         "max_model_len": worker.max_model_len,
         "max_num_seqs": said.get("max_num_seqs"),
         "max_waiting": said.get("max_waiting"),
+        "features": sorted(worker.features),
+        "batch_invariant": worker.is_batch_invariant,
+        "calibration": said.get("calibration"),  # at start
+        "speeds": worker.speeds.to_json(),  # lately
+        "concurrency": worker.concurrency,
         "pid": said.get("pid"),
         "started_at": said.get("started_at"),
         "link": worker.link.kind,  # road, handle, or local in tests
