@@ -15,6 +15,7 @@ import pytest
 from polypath.runtime.engine import Engine
 from polypath.runtime.planning.hardware import load_hardware
 from polypath.runtime.planning.rules import native_variant
+from polypath.runtime.quality import log_likelihood
 from polypath.tests.driving import (
     Answer,
     build_engine,
@@ -68,12 +69,8 @@ def test_greedy_text_is_equal_or_parts_at_a_near_tie(engines: tuple[Engine, Engi
 
 def perplexity(engine: Engine) -> float:
     ids = engine.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
-    parts = [ids[i : i + 512] for i in range(0, len(ids), 512)]
-    answers = run(
-        engine, [request(str(i), p, max_tokens=0, prompt_logprobs=0) for i, p in enumerate(parts)]
-    )
-    scores = [s.logprob for a in answers.values() for s in a.prompt_logprobs or () if s is not None]
-    return math.exp(-sum(scores) / len(scores))
+    total, count = log_likelihood(engine, ids, window=512)
+    return math.exp(-total / count)
 
 
 @needs_native
