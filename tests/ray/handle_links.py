@@ -1,6 +1,7 @@
 """A program: two replicas of a tiny worker on a Ray of its own, all checks of links on each.
 
-Prints a line for each check that holds, and `who REPLICA WORKER` for each replica.
+Prints a line for each check that holds, `who REPLICA WORKER` for each replica, and `secret REPLICA`
+when the key of its road is in no log.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polypath.deployments.fleet import PoolSpec
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 
-async def check_links(handle: DeploymentHandle) -> None:
+async def check_links(handle: DeploymentHandle, logs: Path | None) -> None:
     from polypath.actors.handle_link import HandleLink
     from polypath.deployments.replicas import BOARD, Replica
 
@@ -42,6 +44,12 @@ async def check_links(handle: DeploymentHandle) -> None:
         for name, link in links.items():
             await check(link)
             print("held", name_of(check), name, flush=True)
+    assert logs is not None and len(list(logs.rglob("*"))) > 5
+    for name, metadata in replicas.items():
+        key = metadata["road"]["key"].encode()
+        for path in logs.rglob("*"):
+            assert not path.is_file() or key not in path.read_bytes(), f"a road's key is in {path}"
+        print("secret", name, flush=True)
 
 
 def main(model: str) -> int:
@@ -59,7 +67,7 @@ def main(model: str) -> int:
         pool = PoolSpec(engine=engine, num_workers=2, num_cpus=0.5, max_running=4)
         serve.start(proxy_location="Disabled")
         handle = serve.run(worker_deployment(pool), name="links", route_prefix=None)
-        asyncio.run(check_links(handle))
+        asyncio.run(check_links(handle, ray.logs))
         return 0
     except Exception:  # the edge of the program
         traceback.print_exc()

@@ -24,5 +24,6 @@ def test_each_replica_is_reached_and_passes_every_check(no_server: None, tiny_mo
     said = [line.split() for line in done.stdout.splitlines()]
     workers = {line[1]: line[2] for line in said if line[:1] == ["who"]}
     assert len(workers) == 2 and len(set(workers.values())) == 2
+    assert {line[1] for line in said if line[:1] == ["secret"]} == set(workers)
     held = {(line[1], line[2]) for line in said if line[:1] == ["held"]}
     assert held == {(name_of(check), replica) for check in CHECKS for replica in workers}
