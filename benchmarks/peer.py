@@ -11,9 +11,11 @@ Runs under the peer's own Python, so it imports the standard library only.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import random
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 Settings = dict[str, Any]  # Any: plain JSON
+PR_SET_PDEATHSIG = 1  # of Linux
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,16 @@ Measure = Callable[[Workload, Settings, list[list[int]]], Run]
 
 
 def read_task() -> Task:
-    """From standard input."""
+    """From standard input. From now on this process ends with the bench, however that ends."""
+    end_with_parent()
     values = json.loads(sys.stdin.readline())
     workloads = tuple(Workload(**workload) for workload in values.pop("workloads"))
     return Task(workloads=workloads, **values)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def need(package: str, how: str) -> ModuleType:

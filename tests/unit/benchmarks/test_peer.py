@@ -46,6 +46,7 @@ def test_a_given_setting_is_not_tuned_again(
     points = [{"batch": 1, "prompt_tokens": 2, "new_tokens": 1}]
     line = json.dumps({**task, "workloads": points, "settings": [{"size": 7}]})
     monkeypatch.setattr(sys, "stdin", io.StringIO(line + "\n"))
+    monkeypatch.setattr(peer, "end_with_parent", lambda: None)  # pytest goes on
     seen: list[int] = []
 
     def measure(workload: peer.Workload, settings: peer.Settings, prompts: object) -> peer.Run:

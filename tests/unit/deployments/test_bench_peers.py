@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from polypath.deployments.bench_peers import Peer, peer_pythons
@@ -33,6 +37,24 @@ def measure(workload, settings, prompts):
     return Run(tokens, rows * new, 0.0, 1.0, 1.0 + seconds, rows * (new - 1))
 
 answer(task, "fake 1.0 " + task.model, lambda w: [{{"seconds": 4.0}}, {{"seconds": 2.0}}], measure)
+"""
+
+SLOW = """
+import os, sys, time
+sys.path.insert(0, {benchmarks!r})
+from peer import read_task
+
+task = read_task()
+open(os.path.join(task.model, "pid"), "w").write(str(os.getpid()))
+time.sleep(120)
+"""
+
+KILLED = """
+import sys
+from pathlib import Path
+from polypath.deployments.bench_peers import Peer
+
+Peer("slow", folder=Path(sys.argv[1])).run(sys.argv[1], 1, [], 1, vocab=9)
 """
 
 
@@ -71,6 +93,28 @@ def test_a_peer_that_did_less_is_refused(tmp_path: Path) -> None:
     peer = Peer("fake", folder=fake(tmp_path, short=1))
     with pytest.raises(ConfigurationError, match="8 prompt tokens and 0 new ones where 8 and 1"):
         run(peer)
+
+
+def test_a_peer_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "slow_peer.py").write_text(SLOW.format(benchmarks=str(BENCHMARKS)))
+    bench = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    pid_file = tmp_path / "pid"
+    try:
+        _wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
+    finally:
+        bench.kill()
+        bench.communicate()
+    pid = int(pid_file.read_text())
+    _wait_for(lambda: not psutil.pid_exists(pid))
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.02)
 
 
 def test_a_model_of_its_own_goes_to_the_peer_and_into_its_name(tmp_path: Path) -> None:
