@@ -72,6 +72,15 @@ def planned_path(model: Path | str = "") -> str:
     return plan.path_name(ForwardMode.DECODE)
 
 
+def planned_header() -> str:
+    """What `x-polypath-path` says of this node's plan for the default model."""
+    plan = make_plan(load_hardware("this"), open_checkpoint("").config, EngineConfig(model=""))
+    names = {mode: plan.path_name(mode) for mode in plan.paths}
+    if len(set(names.values())) == 1:
+        return next(iter(names.values()))
+    return ", ".join(f"{mode}={name}" for mode, name in names.items())
+
+
 def build_yardstick(folder: Path | str, **options: Any) -> Engine:
     """`build_engine` on the plain path."""
     return build_engine(folder, **(YARDSTICK | options))

@@ -35,6 +35,8 @@ def paths(
         typer.echo("no worker is there yet")
     for worker in answer["data"] if not as_json else []:
         console = Console()
+        if not console.is_terminal:  # lines for a script or a file are not folded
+            console = Console(width=200)
         console.print(headline(worker), markup=False, highlight=False, soft_wrap=True)
         console.print(paths_table(worker))
 

@@ -27,8 +27,10 @@ class CaptureError(EngineError):
     """A forward pass cannot be captured; the text names the operation and what would help."""
 
 
-class ReplayError(EngineError):
-    """A graph may not be run as it is: what it was captured with is no longer there."""
+class ReplayError(EngineError, RuntimeError):
+    """A graph may not be run as it is: what it was captured with is no longer there. A step that
+    raises it is tried again eagerly, as after any RuntimeError.
+    """
 
 
 class CapturedGraph(Protocol):

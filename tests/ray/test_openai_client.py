@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from polypath.tests.driving import planned_path
+from polypath.tests.driving import planned_header
 from polypath.tests.ray.running_server import RunningServer
 
 pytestmark = pytest.mark.ray
@@ -42,7 +42,7 @@ def test_chat_answers_and_says_who_served(client: OpenAI) -> None:
     assert answer.system_fingerprint.startswith("pp-")
     assert "," not in raw.headers["x-request-id"]
     assert raw.headers["x-polypath-worker"].startswith("worker-")
-    assert raw.headers["x-polypath-path"] == planned_path()
+    assert raw.headers["x-polypath-path"] == planned_header()
     assert answer.to_dict()["polypath"]
 
 

@@ -103,7 +103,7 @@ def test_the_real_model_answers_a_real_question(quickstart: RunningServer) -> No
     ) as client:
         stream = client.chat.completions.create(
             model="SmolLM2-135M-Instruct",
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            messages=[{"role": "user", "content": "Is Paris the capital of France?"}],
             temperature=0,
             max_tokens=32,
             stream=True,

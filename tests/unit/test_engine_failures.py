@@ -13,14 +13,22 @@ import torch
 from polypath.runtime.engine import Engine
 from polypath.runtime.errors import ContextLengthError, RequestError
 from polypath.runtime.forward_batch import ForwardBatch
+from polypath.runtime.graphs.mechanism import ReplayError
+from polypath.runtime.planning.hardware import load_hardware
+from polypath.runtime.planning.rules import native_variant
 from polypath.runtime.request import FinishReason, SamplingParams
+from polypath.runtime.runners.graph import GraphRunner
 from polypath.tests.driving import build_engine, collect, finish, request, run, run_alone
+
+needs_native = pytest.mark.skipif(
+    native_variant(load_hardware("this")) is None, reason="no build of the kernels fits this CPU"
+)
 
 
 @pytest.fixture
 def engine(random_llama: Path) -> Engine:
-    """Fresh for every test, since these break it."""
-    return build_engine(random_llama, pages=60)
+    """Fresh for every test, since these break it; eager, which calls the model at each step."""
+    return build_engine(random_llama, pages=60, runner="eager")
 
 
 def _break_forward(
@@ -46,6 +54,24 @@ def test_a_step_that_fails_once_is_tried_again_and_counted(
     reasons = {reason for _, _, reason in engine.counters.steps}
     assert "retry_after_failure" in reasons
     assert "once" in caplog.text
+
+
+@needs_native
+def test_a_graph_that_fails_is_tried_again_eagerly(
+    random_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_engine(random_llama, pages=60)
+    expected = run(engine, [request("a", [5, 6, 7], max_tokens=5, ignore_eos=True)])
+    replay, calls = GraphRunner.run, iter(range(1000))
+
+    def failing(self: GraphRunner, batch: ForwardBatch) -> torch.Tensor:
+        if next(calls) == 1:
+            raise ReplayError("planted")
+        return replay(self, batch)
+
+    monkeypatch.setattr(GraphRunner, "run", failing)
+    assert run(engine, [request("a", [5, 6, 7], max_tokens=5, ignore_eos=True)]) == expected
+    assert engine.counters.steps["decode", "eager", "retry_after_failure"] == 1
 
 
 @pytest.mark.parametrize("message", ["out of memory\nat line 7", ""])
