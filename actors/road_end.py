@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ class Pulse:
     greeting_s: float = 5.0  # to prove knowledge of the key
 
 
-class RoadEnd(asyncio.Protocol):
+class RoadEnd(asyncio.Protocol, ABC):
     """What both ends share. Belongs to one event loop; every way out leads through `lost`."""
 
     def __init__(self, greetings: Any, pulse: Pulse) -> None:  # a union of message types
@@ -35,17 +36,20 @@ class RoadEnd(asyncio.Protocol):
         self._has_sent = False  # since the last beat
         self._why = "the other side closed the connection"
 
+    @abstractmethod
     def take(self, message: Any) -> None:  # one of the expected messages
         """Act on a message. Raises FrameError when it has no business here."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def beat(self) -> None:
         """Send something small: nothing was sent for a while."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def lost(self, why: str) -> None:
         """The connection is over; called once."""
-        raise NotImplementedError
+        ...
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

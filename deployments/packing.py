@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from .fleet import PoolSpec
 from .nodes import Node
 
-MAX_STEPS = 20_000  # past this a puzzle is taken as solvable: Ray will show
-MAX_ITEMS = 300
+MAX_STEPS = 20_000  # past this a puzzle whose sums come out is taken as solvable: Ray will show
+MAX_ITEMS = 300  # of more, one way is tried and no other
 MARGIN = 1e-6  # of sums of fractions
 
 
@@ -53,8 +53,6 @@ class Packed:
 
 def pack(items: Sequence[Item], rooms: Sequence[Room]) -> Packed:
     """Try to place every item: those with the fewest places first, then the largest."""
-    if len(items) > MAX_ITEMS:
-        return Packed(left=list(rooms))
     choices = {id(item.pool): sum(item.fits(room.node) for room in rooms) for item in items}
     ordered = sorted(
         items,
@@ -64,13 +62,64 @@ def pack(items: Sequence[Item], rooms: Sequence[Room]) -> Packed:
             id(item.pool),
         ),
     )
+    short = _first_without_sum(ordered, rooms)
+    if short is not None:
+        return _missing(ordered, short, list(rooms))
+    if len(ordered) > MAX_ITEMS:
+        return Packed(left=_first_fit(ordered, rooms))
     search = _Search(ordered)
     search.place(0, list(rooms))
     if search.is_solved or search.num_steps > MAX_STEPS:
         return Packed(left=search.best)
-    missing = ordered[search.depth]
-    num_placed = sum(item.pool is missing.pool for item in ordered[: search.depth])
-    return Packed(missing=missing, num_placed=num_placed, left=search.best)
+    return _missing(ordered, search.depth, search.best)
+
+
+def _missing(ordered: Sequence[Item], number: int, left: list[Room]) -> Packed:
+    missing = ordered[number]
+    num_placed = sum(item.pool is missing.pool for item in ordered[:number])
+    return Packed(missing=missing, num_placed=num_placed, left=left)
+
+
+def _first_without_sum(ordered: Sequence[Item], rooms: Sequence[Room]) -> int | None:
+    """The first item that cannot have room whatever the order: its nodes hold too few of its size,
+    or all nodes together have too little of something. None when the sums come out.
+    """
+    spare = {
+        name: sum(room.free.get(name, room.node.has(name)) for room in rooms)
+        for name in {name for item in ordered for name in item.demand}
+    }
+    places: dict[int, int] = {}  # of a pool's items that its nodes hold
+    for number, item in enumerate(ordered):
+        if id(item.pool) not in places:
+            fitting = [room for room in rooms if item.fits(room.node)]
+            places[id(item.pool)] = sum(_times(item, room, len(ordered)) for room in fitting)
+        places[id(item.pool)] -= 1
+        for name, amount in item.demand.items():
+            spare[name] -= amount
+        if places[id(item.pool)] < 0 or min(spare.values(), default=0.0) < -MARGIN:
+            return number
+    return None
+
+
+def _times(item: Item, room: Room, most: int) -> int:
+    """How often a room holds an item, at most `most` times."""
+    times = [
+        int((room.free.get(name, room.node.has(name)) + MARGIN) / amount)
+        for name, amount in item.demand.items()
+        if amount > 0
+    ]
+    return min([most, *times])
+
+
+def _first_fit(ordered: Sequence[Item], rooms: Sequence[Room]) -> list[Room]:
+    """What is left when each item takes the first room that holds it, and is left out without one."""
+    left = list(rooms)
+    for item in ordered:
+        for place, room in enumerate(left):
+            if item.fits(room.node) and room.holds(item.demand):
+                left[place] = room.without(item.demand)
+                break
+    return left
 
 
 class _Search:

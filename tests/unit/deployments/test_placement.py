@@ -104,7 +104,9 @@ def test_pools_are_packed_together_whatever_their_order(tmp_path: Path) -> None:
 
 def test_a_puzzle_that_greed_would_fail_is_solved(tmp_path: Path) -> None:
     nodes = [node("a", {"CPU": 10.25}), node("b", {"CPU": 10})]
-    place(fleet(tmp_path, *(f"num_cpus: {n}" for n in (6, 5, 5, 4))), nodes)
+    placed = place(fleet(tmp_path, *(f"num_cpus: {n}" for n in (6, 5, 5, 4))), nodes)
+    assert [pool.num_cpus for pool in placed.models[0].pools] == [6, 5, 5, 4]
+    refused(fleet(tmp_path, *(f"num_cpus: {n}" for n in (6, 5, 5, 5))), nodes)
 
 
 def test_the_gateway_needs_its_place_too(tmp_path: Path) -> None:
@@ -152,5 +154,7 @@ def test_an_own_ray_has_this_machine_alone(tmp_path: Path) -> None:
 
 def test_a_huge_fleet_is_answered_at_once(tmp_path: Path) -> None:
     nodes = [node(f"n{n}", {"CPU": 8}) for n in range(40)]
-    place(fleet(tmp_path, "num_cpus: 3, min_workers: 60", "num_cpus: 1, min_workers: 30"), nodes)
-    place(fleet(tmp_path, "num_cpus: 1, min_workers: 2000"), nodes)
+    mixed = fleet(tmp_path, "num_cpus: 3, min_workers: 60", "num_cpus: 1, min_workers: 30")
+    assert [pool.num_workers for pool in place(mixed, nodes).models[0].pools] == [60, 30]
+    sentence = refused(fleet(tmp_path, "num_cpus: 1, min_workers: 2000"), nodes)
+    assert "room for 320 of its 2000 workers" in sentence
