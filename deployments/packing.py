@@ -112,7 +112,7 @@ def _times(item: Item, room: Room, most: int) -> int:
 
 
 def _first_fit(ordered: Sequence[Item], rooms: Sequence[Room]) -> list[Room]:
-    """What is left when each item takes the first room that holds it, and is left out without one."""
+    """What is left when each item takes the first room that holds it, or else is left out."""
     left = list(rooms)
     for item in ordered:
         for place, room in enumerate(left):
