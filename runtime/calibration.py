@@ -26,13 +26,13 @@ PREFILL_S = 0.25  # about what the measured prompt may take
 MAX_PROMPT = 256  # tokens
 SHORT_PROMPT = 4  # tokens of the requests that decode together
 STEPS = 3  # timed at each batch size; the median counts
-WORTH = 0.95  # of the best rate: a smaller batch that has so much is preferred
+WORTH = 0.75  # of the best rate: a larger batch that has less is slower, and not by noise alone
 LEAST = 4  # requests at once, though one alone were as fast: nobody waits for a whole other answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """What was measured. `concurrency`: requests at once beyond which all is hardly faster."""
+    """What was measured. `concurrency`: requests at once beyond which all is slower."""
 
     speeds: Speeds
     concurrency: int
@@ -114,7 +114,7 @@ class _Run:
             steps[rows] = self._decode(rows)
             rows *= 2
         speeds = Speeds(prefill_tokens_s=prefill, step_s=_rising(steps))
-        concurrency = self._concurrency(speeds, is_whole=rows > self._largest())
+        concurrency = self._concurrency(speeds)
         return Calibration(speeds=speeds, concurrency=concurrency, seconds=self._age_s())
 
     def clear(self) -> None:
@@ -187,16 +187,16 @@ class _Run:
             self._step()
         return statistics.median(self._step() for _ in range(STEPS))
 
-    def _concurrency(self, speeds: Speeds, *, is_whole: bool) -> int:
-        """The smallest batch that is worth it; all that may run where the best was not reached."""
+    def _concurrency(self, speeds: Speeds) -> int:
+        """The largest batch that is not plainly slower than the best; all that may run where none
+        was. A start is a noisy moment, and too few at once costs more than too many.
+        """
         limit = self._engine.plan.max_num_seqs
         rates = [(rows, rows / seconds) for rows, seconds in speeds.step_s]
-        if not rates:
-            return limit
-        best = max(rate for _, rate in rates)
-        chosen = next(rows for rows, rate in rates if rate >= WORTH * best)
-        still_rises = chosen == rates[-1][0] and not is_whole
-        return limit if still_rises else min(limit, max(chosen, LEAST))
+        best = max((rate for _, rate in rates), default=0.0)
+        largest = max((rows for rows, rate in rates if rate >= WORTH * best), default=limit)
+        is_last = not rates or largest == rates[-1][0]
+        return limit if is_last else min(limit, max(largest, LEAST))
 
 
 def _rising(steps: dict[int, float]) -> tuple[tuple[int, float], ...]:
