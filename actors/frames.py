@@ -69,7 +69,7 @@ class Cancel(msgspec.Struct, array_like=True, frozen=True, tag=5):
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True, tag=6):
-    """Gateway to worker: `describe` or `stats`."""
+    """Gateway to worker: `describe`, `stats`, `hold` or `release`."""
 
     number: int
     what: str
@@ -123,7 +123,7 @@ def _version() -> str:
     shapes = (Request, SamplingParams, RequestOutput, TokenLogprob, StepCount, WorkerLoad)
     names = [f"{shape.__name__}.{field.name}" for shape in shapes for field in fields(shape)]
     names += [f"FinishReason.{reason.value}" for reason in FinishReason]
-    return f"1-{hashlib.sha256(' '.join(names).encode()).hexdigest()[:12]}"
+    return f"2-{hashlib.sha256(' '.join(names).encode()).hexdigest()[:12]}"
 
 
 VERSION = _version()

@@ -74,6 +74,10 @@ class HandleLink:
         if request_id in self._open:
             await self._ask("cancel", self._open[request_id])
 
+    async def hold(self, is_held: bool) -> None:
+        await self._ask("hold", is_held)
+        await self.stats()
+
     async def _ask(self, method: str, *args: object) -> Any:  # whatever the method answers
         try:
             return await self._call(method, *args)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class WorkerLink(Protocol):
     """What a gateway may ask of a worker.
 
-    All four raise `EngineError` when the worker cannot be reached or has died; `generate` also
-    raises what the engine says to the request: `RequestError`, `QueueFullError`.
+    All but `load` raise `EngineError` when the worker cannot be reached or has died; `generate`
+    also raises what the engine says to the request: `RequestError`, `QueueFullError`.
     """
 
     @property
@@ -43,6 +43,12 @@ class WorkerLink(Protocol):
 
     async def cancel(self, request_id: str) -> None:
         """Drop a request and free its pages; an unknown id is nothing."""
+        ...
+
+    async def hold(self, is_held: bool) -> None:
+        """Have the worker tell every gateway to send it nothing new, or that they may again; `load`
+        says so when this returns.
+        """
         ...
 
 
@@ -76,3 +82,6 @@ class LocalLink:
 
     async def cancel(self, request_id: str) -> None:
         self._worker.cancel(request_id)
+
+    async def hold(self, is_held: bool) -> None:
+        self._worker.hold(is_held)

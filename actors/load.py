@@ -25,6 +25,7 @@ class WorkerLoad:
     decode_tokens_s: float  # tokens a second of steps that only decode
     step_s: float  # seconds of a step, lately
     sent_s: float  # the worker's wall clock when it looked
+    is_held: bool = False  # an operator wants that no gateway sends it anything new
 
 
 class Rate:
@@ -56,6 +57,7 @@ class LoadMeter:
         self._prefill = Rate()
         self._decode = Rate()
         self._step_s = 0.0
+        self.is_held = False
 
     def after_step(self) -> WorkerLoad:
         """Count the step that just ended, and look."""
@@ -79,4 +81,5 @@ class LoadMeter:
             decode_tokens_s=self._decode.tokens_s,
             step_s=self._step_s,
             sent_s=time.time(),
+            is_held=self.is_held,
         )

@@ -114,7 +114,12 @@ class RoadConnection(RoadEnd):
             self._worker.cancel_attempt(attempt.key)
 
     def _answer(self, message: Ask) -> None:
-        asked = {"describe": self._worker.describe, "stats": self._worker.stats}.get(message.what)
+        asked = {
+            "describe": self._worker.describe,
+            "stats": self._worker.stats,
+            "hold": lambda: self._server.hold(True),
+            "release": lambda: self._server.hold(False),
+        }.get(message.what)
         if asked is None:
             raise FrameError("a question that no gateway asks")
         value: dict[str, Any] | None = None  # JSON

@@ -86,6 +86,9 @@ class RoadLink:
     async def cancel(self, request_id: str) -> None:
         self._end.cancel(request_id)
 
+    async def hold(self, is_held: bool) -> None:
+        await self._end.ask("hold" if is_held else "release")
+
 
 async def _connect(
     family: socket.AddressFamily,

@@ -79,6 +79,13 @@ class RoadServer:
         for connection in self._gateways:
             connection.flush(load)
 
+    def hold(self, is_held: bool) -> dict[str, object]:
+        """Let all gateways know at once whether they may send something new; nothing to answer."""
+        self.worker.hold(is_held)
+        for connection in self._gateways:
+            connection.beat()
+        return {}
+
     def num_open(self) -> int:
         """Attempts of all gateways that have not ended."""
         return sum(connection.num_open for connection in self._gateways)

@@ -162,6 +162,14 @@ class Worker:
             self._engine.cancel(key)
             self._wake.set()
 
+    def hold(self, is_held: bool) -> None:
+        """Tell all gateways to send nothing new, or that they may again. What comes all the same is
+        taken: a gateway may not have heard it yet.
+        """
+        self._meter.is_held = is_held
+        if self._load is not None:
+            self._load = replace(self._load, is_held=is_held)
+
     async def drain(self, limit_s: float) -> None:
         """Take nothing new, let what runs end for `limit_s` seconds at most, then hand it over:
         each stream that is left ends as `moved`, and another worker goes on from there.

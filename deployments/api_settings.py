@@ -37,6 +37,7 @@ class ApiSettings:
     max_refusals: int = 4  # full workers that may refuse one answer before that is a 429
     stranded_s: float = 30.0  # an answer that no worker can take on waits so long for one to come
     same_class_s: float = 2.0  # a resumed answer waits so long for room on a worker of its class
+    goal_s: float | None = None  # of requests that name none: seconds to the last token
     silence_s: float = 2.0  # a worker that sends nothing for so long is asked whether it lives
 
     def __post_init__(self) -> None:
@@ -44,3 +45,5 @@ class ApiSettings:
         for name in (*least_one, *(() if self.max_queued is None else ("max_queued",))):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.goal_s is not None and self.goal_s <= 0:
+            raise ConfigurationError(f"goal_s is {self.goal_s}; it must be above 0")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from .ledger_link import LedgerLink
+    from .metrics import GatewayMetrics
 
 OPEN_PATHS = frozenset({"/health"})  # load balancers hold no keys; the answer names no plan
 ADMIN_PATHS = frozenset({"/metrics", "/v1/paths"})  # they tell of hardware, load and all models
@@ -37,8 +38,11 @@ class Guard:
     With no key configured everybody may read and ask; only what changes the server stays shut.
     """
 
-    def __init__(self, app: ASGIApp, auth: AuthConfig, ledger: LedgerLink) -> None:
+    def __init__(
+        self, app: ASGIApp, auth: AuthConfig, ledger: LedgerLink, metrics: GatewayMetrics
+    ) -> None:
         self._app = app
+        self._metrics = metrics
         self._is_open = auth.is_open
         self._ring = KeyRing(auth.keys)
         self._ledger = ledger
@@ -80,7 +84,7 @@ class Guard:
         if key is None:
             message, code = (WRONG_KEY, "invalid_api_key") if presented else (NO_KEY, None)
             raise ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
-        caller = Caller(key, self._ledger)
+        caller = Caller(key, self._ledger, self._metrics)
         if _is_admin(path) and not caller.is_admin:
             raise ApiError(403, NOT_ADMIN, code="insufficient_permissions")
         return caller

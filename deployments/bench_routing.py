@@ -1,5 +1,5 @@
 """Measures routing: the same load on the same workers in the same run, by our policy and by power
-of two choices, in turns.
+of two choices, in turns. Ours twice: as it is, and told which answers count as good.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from .bench_serve_client import BenchError, Sample, Target, find_model, open_ses
 from .bench_serve_load import Load, LoadRun, run_load
 from .bench_serve_prompts import Prompts, learn_prompts
 from .bench_serve_report import Goals, LoadReport
-from .route_wish import POLICY
-from .router import POLICIES
+from .route_wish import GOAL, POLICY
 
+OURS, WITH_GOAL, THEIRS = "fastest", "fastest + goal", "power_of_two"
 SHARE_OF_CAPACITY = 0.7  # of what the workers measured of themselves: busy, and not beyond
 
 
@@ -28,10 +28,19 @@ class RoutingResult:
 
     def ratio(self, percent: int = 95) -> float:
         """How many times longer power of two took to the last token of the slowest answers."""
-        ours, theirs = (self.reports[policy].whole for policy in POLICIES)
+        ours, theirs = self.reports[OURS].whole, self.reports[THEIRS].whole
         if ours is None or theirs is None:
             raise BenchError("one of the policies gave no answer without error; nothing to compare")
         return theirs.percentiles[percent] / ours.percentiles[percent]
+
+    def goodput_ratio(self) -> float | None:
+        """How many times as many good answers a second there are when the goal is told; None where
+        power of two gave none, or no goal was set.
+        """
+        ours, theirs = self.reports.get(WITH_GOAL), self.reports[THEIRS].goodput
+        if ours is None or ours.goodput is None or not theirs:
+            return None
+        return ours.goodput / theirs
 
     def to_json(self) -> dict[str, Any]:  # JSON
         return {policy: report.to_json() for policy, report in self.reports.items()}
@@ -45,26 +54,37 @@ async def bench_routing(
     rounds: int,
     on_sample: Callable[[Sample], None] = lambda _: None,
 ) -> RoutingResult:
-    """All rounds, A B A B, each with arrivals and prompts of its own that both policies get.
+    """All rounds, A B C C B A, each with arrivals and prompts of its own that all policies get.
     Raises BenchError when the server does not let policies be compared.
     """
     if not target.model:
         target = replace(target, model=await find_model(target.url, target.key))
-    runs: dict[str, list[LoadRun]] = {policy: [] for policy in POLICIES}
+    arms = arms_of(goals)
+    runs: dict[str, list[LoadRun]] = {name: [] for name in arms}
     async with open_session(target) as session:
         prompts, target = await learn_prompts(session, target)
         for number in range(rounds):
-            for turn, policy in enumerate(POLICIES if number % 2 == 0 else reversed(POLICIES)):
-                asked = replace(target, headers={POLICY: policy})
+            for turn, name in enumerate(arms if number % 2 == 0 else reversed(arms)):
+                asked = replace(target, headers=arms[name])
                 # Other prompts each time, so that none is found in a cache; the same arrivals.
                 part = replace(load, seed=load.seed + number)
                 marked = MarkedPrompts(*astuple(prompts), mark=f"{number} {turn}")
-                runs[policy].append(await run_load(session, asked, marked, part, on_sample))
-    for policy in POLICIES:
-        _require_answers(runs[policy])
+                runs[name].append(await run_load(session, asked, marked, part, on_sample))
+    for each in runs.values():
+        _require_answers(each)
     return RoutingResult(
-        target=target, reports={p: LoadReport(run=_joined(runs[p]), goals=goals) for p in POLICIES}
+        target=target,
+        reports={name: LoadReport(run=_joined(each), goals=goals) for name, each in runs.items()},
     )
+
+
+def arms_of(goals: Goals) -> dict[str, dict[str, str]]:
+    """The headers of each policy's requests."""
+    arms = {OURS: {POLICY: "fastest"}, THEIRS: {POLICY: "power_of_two"}}
+    if goals.whole_ms is None:
+        return arms
+    goal = {POLICY: "fastest", GOAL: f"{goals.whole_ms / 1000.0:g}"}
+    return {OURS: arms[OURS], WITH_GOAL: goal, THEIRS: arms[THEIRS]}
 
 
 def _require_answers(runs: list[LoadRun]) -> None:

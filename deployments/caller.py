@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
     from .gateway import Gateway, ServedModel
     from .ledger_link import LedgerLink
+    from .metrics import GatewayMetrics
 
 
 class Caller:
     """The sender of one request. Without a key nothing is counted and nothing is refused."""
 
-    def __init__(self, key: KeyConfig | None = None, ledger: LedgerLink | None = None) -> None:
+    def __init__(
+        self,
+        key: KeyConfig | None = None,
+        ledger: LedgerLink | None = None,
+        metrics: GatewayMetrics | None = None,
+    ) -> None:
         self.key = key
+        self._metrics = metrics
         self.headers: dict[str, str] = {}  # for the answer: OpenAI's x-ratelimit-*
         self._ledger = ledger if key is not None and key.has_limits else None
         self._limits = KeyLimits()
@@ -33,7 +40,8 @@ class Caller:
             )
         self._has_entered = False
         self._reservation: Reservation | None = None
-        self._used: Callable[[], int] = int
+        self._num_prompt = 0
+        self._num_generated: Callable[[], int] = int
 
     @property
     def is_admin(self) -> bool:
@@ -42,40 +50,51 @@ class Caller:
 
     async def enter(self) -> None:
         """Count this request in. Raises `ApiError` 429."""
-        if self._ledger is None or self.key is None:
-            return
-        answer = await self._ledger.enter(self.key.name, self._limits)
-        if isinstance(answer, Excess):
-            raise self._refuse(answer)
-        self._has_entered = True
-        self._show(answer)
+        if self._ledger is not None and self.key is not None:
+            answer = await self._ledger.enter(self.key.name, self._limits)
+            if isinstance(answer, Excess):
+                raise self._refuse(answer)
+            self._has_entered = True
+            self._show(answer)
+        self._count("admitted")
 
     def leave(self) -> None:
         """The request is over: settle what it used, and count it out."""
-        if self._ledger is None or self.key is None:
+        if self.key is None:
+            return
+        num_generated = self._num_generated()
+        if self._metrics is not None:
+            self._metrics.count_key_tokens(self.key.name, self._num_prompt, num_generated)
+        if self._ledger is None:
             return
         if self._reservation is not None:
             found, self._reservation = self._reservation, None
-            self._ledger.settle(self.key.name, found, self._used())
+            self._ledger.settle(self.key.name, found, self._num_prompt + num_generated)
         if self._has_entered:
             self._has_entered = False
             self._ledger.leave(self.key.name)
 
-    async def reserve(self, tokens: int, used: Callable[[], int], *, is_named: bool) -> None:
-        """Set aside what the request may use at most. Raises `ApiError` 429.
+    async def reserve(
+        self, num_prompt: int, most: int, num_generated: Callable[[], int], *, is_named: bool
+    ) -> None:
+        """Set aside what the request may use at most: its prompts and `most` generated tokens.
+        Raises `ApiError` 429.
 
-        `used` tells at the end what it was. When the client named no max_tokens (`is_named` is
-        false), at most the whole limit is set aside, so that such a request can run at all.
+        `num_generated` tells at the end how many it was. When the client named no max_tokens
+        (`is_named` is false), at most the whole limit is set aside, so that such a request can run
+        at all.
         """
-        limit = self._limits.tokens_per_minute
+        tokens, limit = num_prompt + most, self._limits.tokens_per_minute
         if self._ledger is None or self.key is None or limit is None:
+            self._num_prompt, self._num_generated = num_prompt, num_generated
             return
         if not is_named:
             tokens = min(tokens, limit)
         answer = await self._ledger.reserve(self.key.name, self._limits, tokens)
         if isinstance(answer, Excess):
             raise self._refuse(answer)
-        self._reservation, self._used = answer, used
+        self._reservation = answer
+        self._num_prompt, self._num_generated = num_prompt, num_generated
         self._show(answer.standing)
 
     def find_model(self, gateway: Gateway, name: str | None) -> ServedModel:
@@ -126,7 +145,12 @@ class Caller:
     def _refuse(self, excess: Excess) -> ApiError:
         assert self.key is not None, "only keys have limits"
         self._show(excess.standing)
+        self._count(excess.measure)
         return too_many(self.key.name, excess)
+
+    def _count(self, outcome: str) -> None:
+        if self._metrics is not None and self.key is not None:
+            self._metrics.count_key(self.key.name, outcome)
 
     def _show(self, standing: Standing) -> None:
         self.headers = rate_headers(self._limits, standing)

@@ -68,7 +68,7 @@ class Forecast:
     def why_full(self, num_tokens: int, now_s: float, *, is_resumed: bool = False) -> str | None:
         """Why the worker could not start a request of `num_tokens` within a few steps, or None."""
         worker = self.worker
-        if worker.is_leaving:
+        if worker.is_draining:
             return "it is draining"
         if now_s < worker.closed_until_s:
             return "it refused or failed a request a moment ago"

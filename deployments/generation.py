@@ -80,6 +80,7 @@ class Generation:
             metrics=self._metrics,
             model=self.model.name,
             arrived_s=self._arrived_s,
+            goal_s=self._wish.goal_s,
             on_change=self._note_change,
         )
 

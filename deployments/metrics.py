@@ -80,6 +80,19 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
+        self._key_requests = Counter(
+            "polypath_gateway_key_requests",
+            "Requests by the name of their API key: admitted, or the limit that refused them",
+            ("gateway", "key", "outcome"),
+            registry=self.registry,
+        )
+        self._key_tokens = Counter(
+            "polypath_gateway_key_tokens",
+            "Tokens that requests of an API key used: prompt and generated",
+            ("gateway", "key", "kind"),
+            registry=self.registry,
+        )
+
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(
             f"polypath_gateway_{name}_seconds",
@@ -116,6 +129,15 @@ class GatewayMetrics:
     def count_refused(self, model: str, kind: str) -> None:
         """An answer found no worker or no place in the queue."""
         self._refused.labels(self._gateway, model, kind).inc()
+
+    def count_key(self, key: str, outcome: str) -> None:
+        """A request came with the key of this name."""
+        self._key_requests.labels(self._gateway, key, outcome).inc()
+
+    def count_key_tokens(self, key: str, num_prompt: int, num_generated: int) -> None:
+        """A request with the key of this name is over."""
+        self._key_tokens.labels(self._gateway, key, "prompt").inc(num_prompt)
+        self._key_tokens.labels(self._gateway, key, "generated").inc(num_generated)
 
     def count_response(self, route: str, status: int) -> None:
         """An HTTP response began."""

@@ -4,8 +4,8 @@ The header `x-polypath-require` is a list of terms joined by commas (docs/routin
 
     term = "deterministic" / key ("=" / "!=") value *("|" value)
     key  = [mode "."] ("runner" / "attention" / "ops")      mode: decode (default), prefill, mixed
-         / "device" / "dtype" / "kv_dtype" / "linear" / "native" / "pool" / "worker" / "plan"
-         / "label." name
+         / "device" / "dtype" / "kv_dtype" / "linear" / "quantization" / "native"
+         / "pool" / "worker" / "plan" / "label." name
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PLAN_KEYS = {
     "dtype": "dtype",
     "kv_dtype": "kv_dtype",
     "linear": "linear_method",
+    "quantization": "quantization",
     "native": "native_kernels",
 }
 OWN_KEYS = ("pool", "worker", "plan")

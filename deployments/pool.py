@@ -27,6 +27,8 @@ from .startup import StartupReporter
 if TYPE_CHECKING:
     from ray.serve import Application
 
+    from ..actors.worker import Worker
+
 NAME = "worker"
 REFUSAL_MARGIN = 64  # calls beyond the engine's own limits, so that it is the engine that says 429
 HEARTBEAT_LIMIT_S = 120.0  # the longest step we believe in
@@ -39,16 +41,16 @@ logger = logging.getLogger("polypath.pool")
 class WorkerReplica:
     """Starts an engine in the replica's process and passes calls on to it."""
 
+    drain_s = DRAIN_S
+
     async def __init__(
         self, config: EngineConfig, startup_key: str | None = None, pool: str = DEFAULT_POOL
     ) -> None:
         replica = serve.get_replica_context().replica_id.unique_id
         report = StartupReporter(f"{startup_key}/{replica}") if startup_key else None
-        from ..actors.worker import Worker  # imports torch, which only this process needs
-
         place = _place(pool)
         self._replica = replica
-        self._worker = Worker(config, place)
+        self._worker = self.make_worker(config, place)
         try:
             await asyncio.to_thread(self._worker.start, report)
         except PolypathError as error:
@@ -57,6 +59,12 @@ class WorkerReplica:
             raise
         self._road = RoadServer(self._worker)
         self._offer = await _open_road(self._road, place.address)
+
+    def make_worker(self, config: EngineConfig, place: Place) -> Worker:
+        """What serves here, not yet started; tests put their own in."""
+        from ..actors.worker import Worker  # imports torch, which only this process needs
+
+        return Worker(config, place)
 
     async def generate(self, request: Request, to: str) -> AsyncGenerator[RequestOutput, None]:
         """One item per engine step; a cancelled call cancels the request."""
@@ -72,6 +80,10 @@ class WorkerReplica:
     async def describe(self, to: str) -> dict[str, Any]:  # JSON
         self._require_me(to)
         return self._worker.describe()
+
+    async def hold(self, is_held: bool, to: str) -> None:
+        self._require_me(to)
+        self._road.hold(is_held)
 
     async def stats(self, to: str) -> dict[str, Any]:  # JSON
         self._require_me(to)
@@ -102,10 +114,10 @@ class WorkerReplica:
     async def __del__(self) -> None:
         """Serve sends this replica nothing more; gateways do over their roads until they are told.
 
-        What runs may end within DRAIN_S; what does not goes on with another worker.
+        What runs may end within `drain_s`; what does not goes on with another worker.
         """
         if hasattr(self, "_road"):
-            await self._road.drain(DRAIN_S)
+            await self._road.drain(self.drain_s)
         if hasattr(self, "_worker"):
             await asyncio.to_thread(self._worker.stop)
 

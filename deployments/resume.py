@@ -9,6 +9,7 @@ earlier one still sends is dropped.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -82,6 +83,7 @@ class Attempts:
         metrics: GatewayMetrics,
         model: str,
         arrived_s: float,
+        goal_s: float | None = None,  # from arrival to the last token
         on_change: Callable[[], None],  # `is_running` did
     ) -> None:
         self.visits: list[Visit] = []
@@ -97,6 +99,7 @@ class Attempts:
         self._metrics = metrics
         self._model = model
         self._arrived_s = arrived_s
+        self._goal_s = goal_s
         self._on_change = on_change
         self._output_ids: list[int] = list(request.output_ids)
         self._steps: dict[tuple[str, str, str], int] = {}
@@ -160,6 +163,7 @@ class Attempts:
             rules=self._rules,
             avoids=self._avoids,
             came_from=before,
+            due_s=self._due_s(),
         )
         try:
             job = await self._line.place(
@@ -177,6 +181,13 @@ class Attempts:
         self.is_running = True
         self._on_change()
         return job
+
+    def _due_s(self) -> float | None:
+        """When its goal ends, of the loop's clock."""
+        if self._goal_s is None:
+            return None
+        left_s = self._goal_s - (time.monotonic() - self._arrived_s)
+        return asyncio.get_running_loop().time() + left_s
 
     def _num_tokens(self) -> int:
         """The context that a resumed answer needs: as long as it was to be, where it was said."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,11 +14,13 @@ from .needs import Needs, Requirement, parse_requirements
 from .router import POLICIES, Policy, RoutingRules
 
 PREFER = "x-polypath-prefer"
+GOAL = "x-polypath-goal"
 DEBUG = "x-polypath-debug"
 POLICY = "x-polypath-policy"  # where the operator lets policies be compared
 ROUTE = "x-polypath-route"  # of the answer
 POOL = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 MAX_POOLS = 16
+LONGEST_GOAL_S = 7 * 24 * 3600.0
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
@@ -30,6 +33,7 @@ class RouteWish:
     prefer: tuple[str, ...] = ()
     spill: bool = True
     policy: Policy | None = None
+    goal_s: float | None = None  # from arrival to the last token; an aim, not a limit
     explains: bool = False  # the answer is to say how its worker was chosen
 
     def needs(self, num_prompt: int, sampling: SamplingParams) -> Needs:
@@ -60,8 +64,12 @@ def features(sampling: SamplingParams) -> frozenset[str]:
     return frozenset(name for name, is_used in used.items() if is_used)
 
 
-def read_wish(headers: Mapping[str, str], *, compares_policies: bool = False) -> RouteWish:
-    """Read the headers. Raises `RequestError` that names the one that is wrong."""
+def read_wish(
+    headers: Mapping[str, str], *, compares_policies: bool = False, goal_s: float | None = None
+) -> RouteWish:
+    """Read the headers. `goal_s` is that of requests that name none. Raises `RequestError` that
+    names the header that is wrong.
+    """
     requirements, is_deterministic = parse_requirements(headers.get(REQUIRE, ""))
     prefer, spill = _parse_prefer(headers.get(PREFER, ""))
     debug = headers.get(DEBUG, "").strip()
@@ -73,8 +81,25 @@ def read_wish(headers: Mapping[str, str], *, compares_policies: bool = False) ->
         prefer=prefer,
         spill=spill,
         policy=_parse_policy(headers.get(POLICY, "").strip(), compares_policies),
+        goal_s=_parse_goal(headers.get(GOAL, "").strip()) or goal_s,
         explains=bool(debug),
     )
+
+
+def _parse_goal(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= LONGEST_GOAL_S:
+        raise RequestError(
+            f"{GOAL} is {text[:40]!a}; it must be a number of seconds above 0 and at most "
+            f"{LONGEST_GOAL_S:.0f}",
+            GOAL,
+        )
+    return seconds
 
 
 def _parse_policy(text: str, is_allowed: bool) -> Policy | None:

@@ -3,7 +3,8 @@
 Rules, in order (docs/routing.md): workers that lack what the request needs are out; a resumed
 answer stays with workers of its class while there are some; the first pool of `prefer` that has
 room is taken; among what is left, the smallest expected time to the last token wins, with waiting
-weighed threefold. When that worker has no room, the request waits for it at the gateway.
+weighed threefold. When that worker has no room, the request waits for it at the gateway; one that
+would miss its goal by waiting takes the best worker that is free instead.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class RouteReason(StrEnum):
     FASTEST = "fastest"
     PREFERRED = "preferred"
     SPILLED = "spilled"
+    LATE = "late"
     RESUMED_SAME = "resumed_same_class"
     RESUMED_OTHER = "resumed_other_class"
     TWO_CHOICES = "power_of_two"
@@ -70,6 +72,7 @@ class Ask:
     avoids: set[Worker] = field(default_factory=set)  # they failed this answer
     came_from: Worker | None = None  # the worker that it is resumed from
     may_change_class: bool = True  # False: wait for a worker of the same class
+    due_s: float | None = None  # of the loop's clock: when its last token is to be there
 
     @property
     def is_resumed(self) -> bool:
@@ -106,6 +109,11 @@ class Decision:
     worker: Worker | None = None
     reason: RouteReason = RouteReason.FASTEST
     can_start: bool = False
+
+    def service_s(self, forecasts: Forecasts) -> float:
+        """Seconds that it takes where it is soonest done, once it has a place there."""
+        able = (each for each in self.candidates if each.seconds is not None)
+        return min(_seconds(each) - forecasts.of(each.worker).wait_s for each in able)
 
     def to_json(self, waited_s: float) -> dict[str, Any]:  # JSON
         """For the header `x-polypath-route`."""
@@ -150,21 +158,38 @@ def choose(ask: Ask, workers: Iterable[Worker], forecasts: Forecasts) -> Decisio
         return _of_two(fit, candidates, forecasts)
     group = _same_class(ask, fit) if ask.is_resumed else _best_pool(ask, fit)
     best = min(group, key=lambda candidate: _cost(candidate, forecasts))
+    reason = _reason(ask, best, fit)
+    if best.full is not None and is_late(ask.due_s, forecasts.now_s, _soonest_s(group)):
+        # It waits for nothing: where it is to be late anyway it need not keep others waiting too.
+        free = [candidate for candidate in group if candidate.full is None]
+        if free:
+            best = min(free, key=_seconds)
+            reason = _reason(ask, best, fit) if ask.is_resumed else RouteReason.LATE
     return Decision(
-        candidates=candidates,
-        worker=best.worker,
-        reason=_reason(ask, best, fit),
-        can_start=best.full is None,
+        candidates=candidates, worker=best.worker, reason=reason, can_start=best.full is None
     )
+
+
+def is_late(due_s: float | None, now_s: float, seconds: float) -> bool:
+    """Whether what takes so many seconds from now on ends after it is due."""
+    return due_s is not None and now_s + seconds > due_s
+
+
+def _soonest_s(group: Iterable[Candidate]) -> float:
+    return min(_seconds(candidate) for candidate in group)
+
+
+def _seconds(candidate: Candidate) -> float:
+    assert candidate.seconds is not None, "it can serve the request, so it has a forecast"
+    return candidate.seconds
 
 
 def _cost(candidate: Candidate, forecasts: Forecasts) -> float:
     """Seconds until the last token, with what the choice costs others: whoever waits for a worker
     makes all wait that come after, so that waiting weighs more than running slowly elsewhere.
     """
-    assert candidate.seconds is not None, "it can serve the request, so it has a forecast"
     forecast = forecasts.of(candidate.worker)
-    seconds = candidate.seconds + (WAIT_WEIGHT - 1.0) * forecast.wait_s
+    seconds = _seconds(candidate) + (WAIT_WEIGHT - 1.0) * forecast.wait_s
     return seconds * (1.0 + CROWDING * forecast.crowding)
 
 
@@ -172,7 +197,7 @@ def _candidate(ask: Ask, worker: Worker, forecasts: Forecasts) -> Candidate:
     refused = ask.needs.why_not(worker)
     if worker in ask.avoids:
         refused.append("it failed this answer")
-    elif worker.is_leaving:
+    elif worker.is_draining:
         refused.append("it is draining")
     if refused:
         return Candidate(worker=worker, refused=tuple(refused))

@@ -50,7 +50,7 @@ def build_api(
         middleware=[
             *_cors(gateway.settings),
             Middleware(Edge, metrics=gateway.metrics),
-            Middleware(Guard, auth=auth, ledger=ledger),
+            Middleware(Guard, auth=auth, ledger=ledger, metrics=gateway.metrics),
             Middleware(Deadline),
         ],
     )

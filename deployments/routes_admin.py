@@ -1,15 +1,17 @@
 """`/admin`: workers that take nothing new, and how far each key is from its limits. Needs an admin
-key (auth.py); what it changes, it changes at this gateway.
+key (auth.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from ..runtime.errors import EngineError
 from .auth_config import AuthConfig, KeyConfig
 from .errors import ApiError
 from .gateway import Gateway
@@ -31,14 +33,18 @@ def admin_routes(gateway: Gateway, auth: AuthConfig, ledger: LedgerLink) -> APIR
         return json_response({"object": "list", "gateway": gateway.id, "data": data})
 
     async def drain(request: HttpRequest) -> Response:
-        return _turn(request, is_leaving=True)
+        return await _turn(request, is_held=True)
 
     async def undrain(request: HttpRequest) -> Response:
-        return _turn(request, is_leaving=False)
+        return await _turn(request, is_held=False)
 
-    def _turn(request: HttpRequest, *, is_leaving: bool) -> Response:
+    async def _turn(request: HttpRequest, *, is_held: bool) -> Response:
         worker = _find(gateway, request.path_params["worker_id"])
-        worker.is_leaving = is_leaving
+        try:
+            async with asyncio.timeout(gateway.settings.stats_timeout_s):
+                await worker.link.hold(is_held)  # the worker tells all gateways
+        except TimeoutError:
+            raise EngineError(f"{worker.id} does not answer; nothing was changed") from None
         gateway.models[worker.model].line.changed()  # what waits may have somewhere to go
         return json_response({"gateway": gateway.id, **_worker(worker)})
 
@@ -62,11 +68,14 @@ def _find(gateway: Gateway, worker_id: str) -> Worker:
 
 
 def _worker(worker: Worker) -> JsonObject:
+    load = worker.link.load()
     return {
         "worker_id": worker.id,
         "model": worker.model,
-        "is_draining": worker.is_leaving,
-        "in_flight": worker.num_in_flight,  # of this gateway: 0 means that it may be stopped
+        "is_draining": worker.is_draining,
+        "in_flight": worker.num_in_flight,  # of this gateway
+        "running": 0 if load is None else load.running,  # of all gateways, as it last said;
+        "waiting": 0 if load is None else load.waiting,  # both 0: it may be stopped
     }
 
 

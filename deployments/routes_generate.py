@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from dataclasses import replace
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -139,8 +140,16 @@ class _Completion:
 
 
 def wish_of(request: HttpRequest, gateway: Gateway) -> RouteWish:
-    """What the headers ask of the router. Raises `RequestError`."""
-    return read_wish(request.headers, compares_policies=gateway.settings.compares_policies)
+    """What the headers ask of the router; a deadline is a goal too. Raises `RequestError`."""
+    settings = gateway.settings
+    wish = read_wish(
+        request.headers, compares_policies=settings.compares_policies, goal_s=settings.goal_s
+    )
+    deadline_s: float | None = request.scope.get("state", {}).get("deadline_s")
+    if deadline_s is None:
+        return wish
+    left_s = max(0.0, deadline_s - time.monotonic())
+    return replace(wish, goal_s=left_s if wish.goal_s is None else min(wish.goal_s, left_s))
 
 
 async def start(
@@ -189,8 +198,9 @@ async def reserve(
         for answer in answers
     )
     await caller.reserve(
-        num_prompt + sum(rooms),
-        lambda: num_prompt + sum(answer.num_tokens for answer in answers),
+        num_prompt,
+        sum(rooms),
+        lambda: sum(answer.num_tokens for answer in answers),
         is_named=limit is not None,
     )
 

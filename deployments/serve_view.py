@@ -153,7 +153,9 @@ class ServeView:
                 self._shown.add(name)
                 self._line(name, str(event["message"]), float(str(seconds)))
 
-    def ready(self, url: str, models: Sequence[str], warning: str | None) -> None:
+    def ready(
+        self, url: str, models: Sequence[str], warning: str | None, *, needs_key: bool = False
+    ) -> None:
         """Where it listens, how to ask, how to stop."""
         self._finish()
         self.close()
@@ -164,8 +166,9 @@ class ServeView:
             self._print(f"Models: {', '.join(models)}")
         if warning:
             self._print(f"Note: {warning}", style="yellow")
+        key = ' -H "Authorization: Bearer $POLYPATH_API_KEY"' if needs_key else ""
         self._print(
-            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d "
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d "
             f"'{body}'"
         )
         self._print(f"  polypath chat --url {url}    polypath paths --url {url}")

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from ..actors.load import WorkerLoad
 
 FRESH_S = 0.5  # a load that has not changed for longer says nothing of other gateways' requests
-CLASS_FIELDS = ("model", "linear_method", "dtype", "kv_dtype", "batch_invariant")
+CLASS_FIELDS = (
+    "model",
+    "linear_method",
+    "quantization",
+    "dtype",
+    "kv_dtype",
+    "batch_invariant",
+)
 """Workers that agree in these continue each other's answers as if nothing had happened."""
 
 
@@ -66,7 +73,7 @@ class Worker:
     concurrency: int = 1  # requests at once beyond which it gets slower, not faster
     speeds: Speeds = field(default_factory=Speeds)
     jobs: set[Job] = field(default_factory=set)
-    is_leaving: bool = False  # it drains: nothing new
+    is_leaving: bool = False  # it ends: nothing new
     closed_until_s: float = 0.0  # of the loop's clock: it refused or failed a moment ago
     _load: WorkerLoad | None = None
     _load_since_s: float = 0.0
@@ -93,6 +100,12 @@ class Worker:
             concurrency=calibration.get("concurrency") or said["max_num_seqs"],
             speeds=Speeds.from_json(calibration.get("speeds")),
         )
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new may be sent to it: it leaves, or an operator holds it."""
+        load = self.link.load()
+        return self.is_leaving or (load is not None and load.is_held)
 
     @property
     def path_header(self) -> str:

@@ -82,7 +82,12 @@ class Session:
                 names = [str(model.name) for model in self._fleet.models]
                 tls = self._request.where.tls
                 url = listen.url(host, port, is_tls=tls is not None)
-                self._view.ready(url, names, listen.warning(host, port))
+                self._view.ready(
+                    url,
+                    names,
+                    listen.warning(host, port),
+                    needs_key=not self._fleet.auth.is_open,
+                )
                 for note in exposure_notes(self._fleet.auth, host, is_tls=tls is not None):
                     self._view.note(note)
                 self._watch(interrupts)

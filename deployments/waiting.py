@@ -12,9 +12,10 @@ from ..runtime.errors import QueueFullError
 from .errors import ApiError, retry_after
 from .forecast import AHEAD
 from .needs import no_capable_worker
-from .router import Ask, Decision, Forecasts, choose
+from .router import Ask, Decision, Forecasts, choose, is_late
 from .served_worker import Job, Worker
 
+PATIENCE = 3.0  # goals: what waited for so long is late, and waits for no others any more
 LOOK_AHEAD = 64  # waiting answers that one pass counts for workers that they wait for
 TICK_S = 0.05  # while answers wait: other gateways' load changes without a word to us
 
@@ -41,12 +42,26 @@ class Ticket:
     decision: Decision | None = None
     last_error: Exception | None = None  # of the worker that failed it
     stranded_since_s: float | None = None  # no worker can take it since then
+    service_s: float = 0.0  # that it takes at least, without waiting, as of the last look
 
     @property
     def is_settled(self) -> bool:
         """Whether it waits for nothing but room for a new answer."""
         is_decided = self.decision is not None and self.stranded_since_s is None
         return is_decided and not self.ask.is_resumed
+
+    def turn(self, now_s: float) -> tuple[int, bool, float, int]:
+        """Its place among those that wait: by priority, then those that can still keep their goal
+        before those that cannot, for a while; then by arrival.
+        """
+        priority, arrived_s, number = self.order
+        due_s = self.ask.due_s
+        yields = (
+            due_s is not None
+            and is_late(due_s, now_s, self.service_s)
+            and now_s - self.since_s < PATIENCE * (due_s - self.since_s)
+        )
+        return (priority, yields, arrived_s, number)
 
 
 class Line:
@@ -154,7 +169,7 @@ class Line:
         forecasts = Forecasts(loop.time())
         num_waiting = 0
         has_room = forecasts.have_room(self._workers.values())
-        for ticket in tuple(self._tickets):
+        for ticket in self._by_turn(forecasts.now_s):
             if num_waiting > LOOK_AHEAD:
                 break
             if not has_room and ticket.is_settled:
@@ -164,6 +179,11 @@ class Line:
             else:
                 num_waiting += 1
         self._keep_ticking(loop)
+
+    def _by_turn(self, now_s: float) -> tuple[Ticket, ...]:
+        if all(ticket.ask.due_s is None for ticket in self._tickets):
+            return tuple(self._tickets)
+        return tuple(sorted(self._tickets, key=lambda ticket: ticket.turn(now_s)))
 
     def _try(self, ticket: Ticket, forecasts: Forecasts) -> bool:
         """Place one answer or give it up; False: it goes on waiting, and is counted where."""
@@ -176,6 +196,7 @@ class Line:
         if worker is None:
             return self._is_given_up(ticket, forecasts.now_s)
         ticket.stranded_since_s = None
+        ticket.service_s = decision.service_s(forecasts)
         if not decision.can_start:
             forecasts.of(worker).add(ask.num_prompt, ask.num_answer)
             return False

@@ -57,6 +57,9 @@ class BreakingLink:
     def load(self) -> WorkerLoad | None:
         return self._inner.load()
 
+    async def hold(self, is_held: bool) -> None:
+        await self._inner.hold(is_held)
+
     async def cancel(self, request_id: str) -> None:
         await self._inner.cancel(request_id)
 

@@ -184,6 +184,17 @@ async def an_id_in_use_is_refused(link: WorkerLink) -> None:
 
 
 @check
+async def a_worker_that_is_held_says_so_and_goes_on(link: WorkerLink) -> None:
+    for is_held in (True, False):
+        await link.hold(is_held)
+        load = link.load()
+        assert load is not None and load.is_held == is_held
+        assert len(await read(link, ask(2))) == 2, "who has not heard it may still come"
+        load = link.load()
+        assert load is not None and load.is_held == is_held
+
+
+@check
 async def the_worker_says_what_it_is_and_how_it_fares(link: WorkerLink) -> None:
     await read(link, ask(6))
     said, stats = await link.describe(), await link.stats()

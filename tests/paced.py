@@ -103,6 +103,9 @@ class PacedLink:
     def load(self) -> WorkerLoad | None:
         return None
 
+    async def hold(self, is_held: bool) -> None:
+        raise AssertionError("no test holds a paced worker")
+
     async def cancel(self, request_id: str) -> None:
         for each in [*self._waiting, *self._running]:
             if each.request.id == request_id:

@@ -26,7 +26,7 @@ def bench_routing(
         ),
     ] = None,
     requests: Annotated[int, typer.Option(help="Requests of each turn.", min=1)] = 64,
-    rounds: Annotated[int, typer.Option(help="Turns of each policy, A B B A.", min=1)] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns of each policy, A B C C B A.", min=1)] = 2,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 64,
     new_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=1)] = 64,
     ttlt_ms: Annotated[
@@ -41,8 +41,8 @@ def bench_routing(
     ] = "POLYPATH_API_KEY",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time to the last token and goodput by our routing and by power of two choices: the same load
-    on the same workers, in turns.
+    """Time to the last token and goodput by our routing, by ours with the goal told in a header,
+    and by power of two choices: the same load on the same workers, in turns.
     """
     import asyncio
 
@@ -81,6 +81,15 @@ def bench_routing(
         f"{rounds} x {requests} requests each, in turns; goodput: answers within {ttlt_ms:.0f} ms"
     )
     console.print(_table(result))
+    console.print(_verdict(result), soft_wrap=True)
+
+
+def _verdict(result: RoutingResult) -> str:
+    text = f"power of two takes {result.ratio():.2f} times as long to the last token at p95"
+    ratio = result.goodput_ratio()
+    if ratio is not None:
+        text += f"; with the goal told, {ratio:.2f} times the good answers of power of two"
+    return text
 
 
 def _table(result: RoutingResult) -> Table:

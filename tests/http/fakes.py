@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,6 +24,16 @@ from polypath.runtime.request import (
 )
 
 END = 1  # `</s>` of the tiny tokenizer, whose byte b is id 4 + b
+LOAD = WorkerLoad(
+    running=0,
+    waiting=0,
+    queued_tokens=0,
+    kv_pages_free=1000,
+    prefill_tokens_s=0.0,
+    decode_tokens_s=0.0,
+    step_s=0.0,
+    sent_s=0.0,
+)
 STEPS = (StepCount(mode="decode", runner="eager", reason="planned", steps=3),)
 
 
@@ -140,6 +151,11 @@ class FakeLink:
 
     async def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+
+    async def hold(self, is_held: bool) -> None:
+        if self.is_dead:
+            raise EngineError("the worker could not be reached")
+        self.load_answer = LOAD if not is_held else replace(LOAD, is_held=True)
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         self.requests.append(request)

@@ -24,7 +24,7 @@ async def test_only_admins_get_in(serve: Serve, key: str | None, status: int) ->
             assert (await client.get(path)).status_code == status
         for path in TURNS:
             assert (await client.post(path)).status_code == status
-    assert not gateway.all_workers()[0].is_leaving
+    assert not gateway.all_workers()[0].is_draining
 
 
 async def test_without_keys_it_is_read_only(serve: Serve) -> None:
@@ -42,7 +42,7 @@ async def test_a_draining_worker_ends_what_it_has_and_gets_nothing_new(serve: Se
     gateway = await serve(one, other)
     auth = auth_of()
     other_worker = next(worker for worker in gateway.all_workers() if worker.id == "other")
-    other_worker.is_leaving = True
+    await other_worker.link.hold(True)
     headers = {"Authorization": f"Bearer {USER}"}
     stream = Call(
         build_api(gateway, auth), "POST", "/v1/chat/completions", {**CHAT, "stream": True}, headers
@@ -64,7 +64,35 @@ async def test_a_draining_worker_ends_what_it_has_and_gets_nothing_new(serve: Se
         "model": "tiny",
         "is_draining": True,
         "in_flight": 0,
+        "running": 0,
+        "waiting": 0,
     }
+
+
+async def test_a_drained_worker_gets_nothing_from_any_gateway(serve: Serve) -> None:
+    """Also not from one that comes to know it later."""
+    one, other = FakeLink(worker_id="one"), FakeLink(worker_id="other", max_num_seqs=1)
+    first, second = await serve(one, other), await serve(one, other)
+    async with keyed_client(first, ADMIN) as client:
+        await client.post("/admin/workers/one/drain")
+    third = await serve(one, other)
+    for gateway in (first, second, third):
+        async with client_of(gateway) as client:
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+    assert (len(one.requests), len(other.requests)) == (0, 3)
+    async with keyed_client(third, ADMIN) as client:
+        back = (await client.post("/admin/workers/one/undrain")).json()
+    assert back["is_draining"] is False
+    assert not any(worker.is_draining for worker in first.all_workers())
+
+
+async def test_a_worker_that_does_not_answer_cannot_be_drained(serve: Serve) -> None:
+    link = FakeLink(worker_id="one")
+    gateway = await serve(link)
+    link.is_dead = True
+    async with keyed_client(gateway, ADMIN) as client:
+        answer = await client.post("/admin/workers/one/drain")
+    assert answer.status_code == 503, answer.text
 
 
 async def test_an_unknown_worker_is_a_404_that_lists_them(serve: Serve) -> None:

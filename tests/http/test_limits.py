@@ -11,8 +11,8 @@ import pytest
 from polypath.deployments.ledger import Ledger
 from polypath.deployments.ledger_link import LocalLedger
 from polypath.deployments.routes import build_api
-from polypath.tests.http.fakes import Call, FakeLink, Serve
-from polypath.tests.http.keys import CHAT, OTHER, USER, auth_of, keyed_client
+from polypath.tests.http.fakes import Call, FakeLink, Serve, app_client
+from polypath.tests.http.keys import ADMIN, CHAT, OTHER, USER, auth_of, keyed_client
 
 pytestmark = pytest.mark.anyio
 
@@ -147,3 +147,30 @@ async def test_the_wall_clock_may_jump(serve: Serve, monkeypatch: pytest.MonkeyP
             statuses.append(answer.status_code)
     assert statuses == [200, 200, 429]
     assert 1 <= int(answer.headers["retry-after"]) <= 61
+
+
+async def test_metrics_count_requests_and_tokens_by_the_name_of_the_key(serve: Serve) -> None:
+    auth = auth_of(requests_per_minute=2)
+    api = build_api(await serve(FakeLink("hello")), auth)
+    async with app_client(api) as client:
+        for key, times in [(USER, 3), (OTHER, 1), ("pp-wrong", 1)]:
+            headers = {"Authorization": f"Bearer {key}"}
+            for _ in range(times):
+                body = {"model": "tiny", "prompt": [5] * 10, "max_tokens": 80}
+                await client.post("/v1/completions", json=body, headers=headers)
+        answer = await client.get("/metrics", headers={"Authorization": f"Bearer {ADMIN}"})
+    found = {
+        line.partition("gateway=")[2].partition(",")[2]: line.rpartition(" ")[2]
+        for line in answer.text.splitlines()
+        if line.startswith(("polypath_gateway_key_requests_total", "polypath_gateway_key_tokens_t"))
+    }
+    assert found == {
+        'key="user",outcome="admitted"} 2.0': "2.0",
+        'key="user",outcome="requests"} 1.0': "1.0",
+        'key="other",outcome="admitted"} 1.0': "1.0",
+        'key="user",kind="prompt"} 20.0': "20.0",
+        'key="user",kind="generated"} 12.0': "12.0",
+        'key="other",kind="prompt"} 10.0': "10.0",
+        'key="other",kind="generated"} 6.0': "6.0",
+    }
+    assert not any(secret in answer.text for secret in (USER, OTHER, auth.keys[0].hash))

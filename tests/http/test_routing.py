@@ -84,6 +84,9 @@ async def test_a_wrong_header_is_a_400_that_names_it(tiny: Checkpoint) -> None:
         ("x-polypath-prefer", "a; spill=maybe"),
         ("x-polypath-prefer", "a b"),
         ("x-polypath-debug", "all"),
+        ("x-polypath-goal", "soon"),
+        ("x-polypath-goal", "0"),
+        ("x-polypath-goal", "1e9"),
     ]:
         response = await ask(gateway, {header: value})
         check_error(response, 400, header, header)
@@ -122,6 +125,44 @@ async def test_a_request_may_have_its_own_order_of_pools(tiny: Checkpoint) -> No
     response = await ask(gateway, {"x-polypath-prefer": "cheap, dear; spill=no"})
     assert response.headers["x-polypath-worker"] == "cheap"
     assert (await metric(gateway, "polypath_gateway_routes_total", "reason")) == {"preferred": 2.0}
+    gateway.close()
+
+
+@pytest.mark.parametrize("way", ["header", "deadline", "setting"])
+async def test_a_goal_that_waiting_would_miss_takes_the_slower_worker(
+    tiny: Checkpoint, way: str
+) -> None:
+    """The fast one would be done in 0.24 s, the slow one in 0.8 s."""
+    links = [PacedLink("fast", 0.005, max_num_seqs=1), PacedLink("slow", 0.1)]
+    gateway = await fleet(tiny, *links, goal_s=0.2 if way == "setting" else None)
+    app = build_api(gateway)
+    headers = {"header": {"x-polypath-goal": "0.2"}, "deadline": {"X-Request-Timeout": "0.2"}}
+    busy = [Call(app, "POST", "/v1/completions", BODY | {"max_tokens": 20}) for _ in range(2)]
+    while links[0].num_held != 2:
+        await asyncio.sleep(0)
+    response = await ask(gateway, headers.get(way, {}), max_tokens=8, stream=True)
+    assert response.headers["x-polypath-worker"] == "slow"
+    assert "late" in await metric(gateway, "polypath_gateway_routes_total", "reason")
+    await asyncio.gather(*(call.task for call in busy))
+    gateway.close()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_deadline_that_passes_in_the_queue_is_a_504_and_leaves_the_queue(
+    tiny: Checkpoint, is_stream: bool
+) -> None:
+    link = PacedLink("w", 0.05, max_num_seqs=1)
+    gateway = await fleet(tiny, link)
+    calls = [Call(build_api(gateway), "POST", "/v1/completions", BODY) for _ in range(6)]
+    line = gateway.models["tiny"].line
+    while len(line) < 4:
+        await asyncio.sleep(0)
+    response = await ask(gateway, {"X-Request-Timeout": "0.15"}, stream=is_stream)
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    assert len(line) <= 4
+    await asyncio.gather(*(call.task for call in calls))
+    assert len(link.requests) == 6, "the late one never began"
     gateway.close()
 
 

@@ -416,3 +416,21 @@ async def test_the_load_comes_with_steps_and_beats(road: Road) -> None:
     assert heard is not None and heard.decode_tokens_s > 0
     link.close()
     idle.close()
+
+
+async def test_every_gateway_hears_at_once_that_a_worker_is_held(road: Road) -> None:
+    first, second = await road.link(), await road.link()
+    for is_held in (True, False):
+        await first.hold(is_held)
+        async with asyncio.timeout(5):
+            while (load := second.load()) is None or load.is_held != is_held:
+                await asyncio.sleep(0.01)
+    await first.hold(True)
+    third = await road.link()
+    async with asyncio.timeout(5):
+        while (load := third.load()) is None:
+            await asyncio.sleep(0.01)
+    assert load.is_held, "its first word says so"
+    await first.hold(False)
+    for link in (first, second, third):
+        link.close()

@@ -68,6 +68,9 @@ class FakeRoad:
         raise EngineError("this one serves nobody")
         yield
 
+    async def hold(self, is_held: bool) -> None:
+        raise EngineError("nobody holds it")
+
     async def cancel(self, request_id: str) -> None:
         return
 

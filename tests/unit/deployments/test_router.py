@@ -58,6 +58,7 @@ def cuda_plan(**changes: object) -> dict[str, object]:
     decode = {"runner": "cuda_graph", "attention_backend": "flashinfer", "ops": "triton"}
     prefill = decode | {"runner": "eager"}
     plan = {"device": "cuda", "linear_method": "dense", "kv_dtype": "bfloat16"}
+    plan["quantization"] = "stored"
     return plan | {"paths": {"decode": decode, "prefill": prefill}} | changes
 
 
@@ -75,6 +76,8 @@ def cuda_plan(**changes: object) -> dict[str, object]:
         ("attention=flashinfer", ["gpu"]),
         ("ops=paced", ["cpu"]),
         ("linear=dense", ["gpu"]),
+        ("quantization=stored", ["gpu"]),
+        ("quantization!=stored", ["cpu"]),
         ("pool=cards", ["gpu"]),
         ("worker=cpu", ["cpu"]),
         ("plan=pp-gpu", ["gpu"]),

@@ -52,6 +52,9 @@ def test_the_end_of_a_start_says_where_how_and_how_to_stop(
     assert '"model": "smol"' in text
     assert "Note: something listens on [::1]" in text
     assert "Ctrl-C stops it." in text
+    assert "Authorization" not in text
+    ServeView().ready("http://h:80", ["smol"], None, needs_key=True)
+    assert '-H "Authorization: Bearer $POLYPATH_API_KEY"' in capsys.readouterr().out
 
 
 def test_an_error_is_one_sentence_on_stderr_with_the_logs(
