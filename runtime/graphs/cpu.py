@@ -125,6 +125,10 @@ class CpuGraph:
         assert self._tape is not None, "a break belongs to a capture"
         self._tape.stop(call, (*reads, *writes))
 
+    def weak(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor: the arena shares bytes by lifetimes, not by who holds a tensor."""
+        return tensor
+
     def end(self, outputs: Sequence[torch.Tensor]) -> CpuCapturedGraph:
         """The captured graph."""
         tape = self._tape

@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .forbidden import check_operation
 from .mechanism import CaptureError
 
 HOST_READS = frozenset(
@@ -40,7 +41,7 @@ class CaptureGuard:
     def __init__(
         self, *, empty: Empty, addressed: Callable[[torch.Tensor], None], other: Other
     ) -> None:
-        self._modes = (_Functions(addressed), _Operations(empty, other))
+        self._modes = (HostReads(addressed), _Operations(empty, other))
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
@@ -51,7 +52,37 @@ class CaptureGuard:
         self._stack.close()
 
 
-class _Functions(TorchFunctionMode):
+class GpuGuard:
+    """A context in a GPU's capture: names what cannot be captured before the driver refuses it."""
+
+    def __init__(self) -> None:
+        self._modes = (HostReads(lambda tensor: None), _Allowed())
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        for mode in self._modes:
+            self._stack.enter_context(mode)
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+class _Allowed(TorchDispatchMode):
+    """Runs every operation that a GPU can capture."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """See `_Operations`."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # torch's own signature
+        check_operation(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class HostReads(TorchFunctionMode):
     """Sees what does not reach the dispatcher: addresses and host reads."""
 
     def __init__(self, addressed: Callable[[torch.Tensor], None]) -> None:
@@ -68,6 +99,11 @@ class _Functions(TorchFunctionMode):
             raise CaptureError(
                 f"a capture may not read a tensor on the host, and {name} does; what varies from "
                 "step to step must stay a tensor that a kernel reads"
+            )
+        if name == "pin_memory" or (kwargs or {}).get("pin_memory"):
+            raise CaptureError(
+                f"a capture may not allocate pinned memory, and {name} does; allocate it once, "
+                "before"
             )
         return func(*args, **(kwargs or {}))
 

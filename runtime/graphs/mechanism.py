@@ -69,7 +69,14 @@ class GraphMechanism(Protocol):
         self, call: Break, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
     ) -> None:
         """Within a breakable capture: `call` runs here at every replay. It must touch no tensor of
-        the capture but these.
+        the capture but these, and hold them as `weak` gives them. Where all rows are computed it
+        may be called with no live row before and while the graph is captured.
+        """
+        ...
+
+    def weak(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the capture as a break may keep it: it does not hold memory that later parts
+        and smaller graphs are to use again.
         """
         ...
 

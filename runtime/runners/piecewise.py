@@ -107,9 +107,13 @@ class _BetweenParts:
     def attend(self, q_TND: torch.Tensor, kv_layer: torch.Tensor, layer: int) -> torch.Tensor:
         """A tensor [T, N, D] that a replay fills."""
         out_TND = torch.empty_like(q_TND)
+        queries, attended = self._mechanism.weak(q_TND), self._mechanism.weak(out_TND)
 
         def attend_live(rows: int) -> None:
-            out_TND[:rows] = self._backend.attend(q_TND[:rows], kv_layer, layer)
+            if rows:
+                attended[:rows] = self._backend.attend(queries[:rows], kv_layer, layer)
+            if self._mechanism.pads:
+                attended[rows:] = 0  # else a NaN there could reach the scratch page
 
         self._mechanism.break_(attend_live, [q_TND], [out_TND])
         return out_TND
