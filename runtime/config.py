@@ -51,6 +51,8 @@ class ModelConfig:
     layer_windows: tuple[
         int | None, ...
     ] = ()  # sliding window of each layer in tokens; None sees everything
+    attention_soft_cap: float | None = None  # logits of attention become c * tanh(logits / c)
+    attention_sinks: bool = False  # each head learned a logit that takes part in its softmax
     stored_dtype: str = (
         "float32"  # of most weight bytes: float32, float16, bfloat16, or a GGUF type such as Q4_1
     )

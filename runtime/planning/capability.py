@@ -20,8 +20,8 @@ class Capability:
     """Where a candidate runs and what it accepts. What a record does not claim, it does not get.
 
     None for a range, set or limit means: any. Only attention backends are asked about KV dtypes,
-    page sizes, head dims, group size and sliding windows. `built=False` records a candidate that
-    this version has no adapter for.
+    page sizes, head dims, group size, windows, soft cap, sinks and drafts. `built=False` records a
+    candidate that this version has no adapter for.
     """
 
     name: str  # how users spell it, such as "torch_sdpa"
@@ -40,12 +40,17 @@ class Capability:
     architectures: tuple[str, ...] | None = None  # of the CPU, as `uname -m` spells them
     required_isa: tuple[str, ...] = ()  # CPU flags as /proc/cpuinfo spells them; all of them
     sliding_window: bool = False
+    soft_cap: bool = False  # of attention: c * tanh(logits / c), as ModelConfig asks
+    attention_sinks: bool = False  # of attention: one learned logit a head
+    draft_width: int = 1  # of attention: tokens of one request that a verify step may check
+    draft_trees: bool = False  # of attention: whether those may branch
     graph_support: GraphSupport = "never"  # of attention: which batches may be captured
     captures_attention: bool = False  # of runners: attention runs inside the captured graph
     captures_native: bool = False  # of runners: only native kernels can be captured
     batch_invariant: bool = False  # a row's result does not depend on its neighbours
-    packages: tuple[str, ...] = ()  # keys of Hardware.packages, "name" or "name>=1.2"
+    packages: tuple[str, ...] = ()  # keys of Hardware.packages: "name", "name>=1.2,<2"
     needs_compiler: bool = False  # a C++ compiler with Python's headers, at start
+    needs_nvcc: bool = False  # CUDA's compiler, or kernels that were compiled before
     native_kernels: bool = False  # a build of kernels/cpu that this CPU can run
     keeps_stored: tuple[str, ...] = ()  # checkpoint types that a linear method keeps as they are
     repacks: tuple[str, ...] = ()  # and those that it rounds anew, with next to nothing lost

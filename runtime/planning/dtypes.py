@@ -9,6 +9,7 @@ from .hardware import Hardware
 from .memory import ITEMSIZE, gigabytes
 from .quantization import ACTIVATIONS
 from .refusal import Refusal
+from .rule import Verdict, ask_all, rule
 
 NATIVE_FLAGS = {
     "bfloat16": ("avx512_bf16", "amx_bf16", "bf16"),
@@ -36,21 +37,30 @@ def dtype_candidates(model: ModelConfig, config: EngineConfig, device: str) -> t
 
 def why_not_dtype(hardware: Hardware, device: str, dtype: str) -> list[Refusal]:
     """Why a device cannot compute in a type, whatever the candidate."""
+    return ask_all(DTYPE_RULES, hardware, device, dtype)
+
+
+@rule(
+    "dtype.compute_capability",
+    "unavailable",
+    refuses="bfloat16 on a card that has no such arithmetic",
+    source="vLLM #15853: a T4 with a model stored as bfloat16",
+)
+def has_arithmetic(hardware: Hardware, device: str, dtype: str) -> Verdict | None:
     gpu = first_usable_gpu(hardware) if device == "cuda" else None
     if gpu is None or dtype != "bfloat16":
-        return []
+        return None
     found = gpu.compute_capability
     if found is not None and found >= (8, 0):
-        return []
+        return None
     has = f"{found[0]}.{found[1]}" if found is not None else "unknown"
-    return [
-        Refusal(
-            rule="dtype.compute_capability",
-            kind="unavailable",
-            sentence=f"bfloat16 needs compute capability 8.0; {gpu.name} has {has}",
-            lift="--dtype float16, or a GPU of compute capability 8.0",
-        )
-    ]
+    return (
+        f"bfloat16 needs compute capability 8.0; {gpu.name} has {has}",
+        "--dtype float16, or a GPU of compute capability 8.0",
+    )
+
+
+DTYPE_RULES = (has_arithmetic,)
 
 
 def dtype_notes(

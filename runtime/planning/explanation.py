@@ -16,7 +16,7 @@ from .hardware import Hardware
 from .plan import Rejection
 from .quantization import WIDTHS
 from .refusal import Refusal
-from .rules import Situation, why_not
+from .rules import Situation, why_not, why_not_together
 from .selection import (
     PATH_KINDS,
     REGISTRIES,
@@ -25,7 +25,6 @@ from .selection import (
     allowed,
     first_situation,
     select,
-    why_not_together,
 )
 
 NAMED_VALUES = ("device", "dtype", "kv_dtype", "quantization")
@@ -108,7 +107,7 @@ def _refusals(
     refusals = why_not(capability, situation)
     assert situation.mode is not None, "candidates of paths are asked by mode"
     if kind == "runner" and situation.device in capability.devices:
-        together = why_not_together(capability, *_others(chosen, situation.mode))
+        together = why_not_together(capability, _others(chosen, situation.mode), situation.mode)
         refusals += [together] if together is not None else []
     taken = getattr(chosen.paths[situation.mode], WISHES[kind])
     if not refusals and name != taken:
@@ -204,13 +203,11 @@ def _blocking_pairs(config: EngineConfig) -> Iterable[Refusal]:
     runner = find(REGISTRIES["runner"], config.runner).capability
     for kind in ("attention", "ops", "linear"):
         name = getattr(config, WISHES[kind])
-        together = (
-            None
-            if name == "auto"
-            else why_not_together(runner, find(REGISTRIES[kind], name).capability)
-        )
-        if together is not None:
-            yield together
+        others = [] if name == "auto" else [find(REGISTRIES[kind], name).capability]
+        for mode in runner.modes:
+            together = why_not_together(runner, others, mode)
+            if together is not None:
+                yield together
 
 
 def _nearest(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> str | None:

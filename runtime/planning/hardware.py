@@ -50,7 +50,7 @@ class NumaNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One NVIDIA card. `problem` says why it cannot be used although it is there."""
+    """One card. `problem` says why it cannot be used although it is there."""
 
     index: int
     name: str
@@ -58,6 +58,7 @@ class Gpu:
     free_bytes: int | None = None
     compute_capability: tuple[int, int] | None = None
     problem: str | None = None
+    vendor: Literal["nvidia", "amd"] = "nvidia"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +119,7 @@ class Hardware:
     python: str = ""
     packages: dict[str, Package] = field(default_factory=dict)
     compiler: Compiler = field(default_factory=lambda: Compiler(path=None))
+    nvcc: str | None = None  # version of CUDA's compiler; None: there is none
     native_kernels: tuple[str, ...] = ()  # builds of kernels/cpu that are installed, fastest first
     notes: tuple[str, ...] = ()  # what could not be read, and why
 

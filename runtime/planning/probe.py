@@ -14,7 +14,7 @@ from .probe_cgroup import probe_memory
 from .probe_cpu import probe_cpu, probe_numa
 from .probe_files import FactFiles
 from .probe_gpu import probe_gpus
-from .probe_software import probe_compiler, probe_packages, probe_torch
+from .probe_software import probe_compiler, probe_nvcc, probe_packages, probe_torch
 
 
 def probe(
@@ -43,6 +43,7 @@ def probe(
         python=platform.python_version(),
         packages=probe_packages(),
         compiler=probe_compiler(environ),
+        nvcc=probe_nvcc(environ) if gpus else None,
         native_kernels=built_variants(),
         notes=tuple(files.notes),
     )

@@ -1,4 +1,6 @@
-"""NVIDIA cards by NVML, without a CUDA context; traces of a card it cannot reach are facts too."""
+"""NVIDIA cards by NVML, without a CUDA context; traces of a card it cannot reach are facts too, and
+so are AMD's accelerators, which this version does not use.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -22,6 +25,13 @@ def probe_gpus(
     load_nvml: Callable[[], ModuleType] | None = None,
 ) -> tuple[Driver, tuple[Gpu, ...]]:
     """The driver and every card, usable or not. Tests give `load_nvml` for `import pynvml`."""
+    driver, gpus = _nvidia(files, environ, load_nvml)
+    return driver, (*gpus, *_amd_cards(files, len(gpus)))
+
+
+def _nvidia(
+    files: FactFiles, environ: Mapping[str, str], load_nvml: Callable[[], ModuleType] | None
+) -> tuple[Driver, tuple[Gpu, ...]]:
     try:
         nvml = load_nvml() if load_nvml is not None else import_module("pynvml")
     except ImportError as error:
@@ -97,14 +107,7 @@ def _visible(cards: list[tuple[Gpu, str]], environ: Mapping[str, str]) -> tuple[
 
 
 def _with_problem(gpu: Gpu, problem: str) -> Gpu:
-    return Gpu(
-        index=gpu.index,
-        name=gpu.name,
-        total_bytes=gpu.total_bytes,
-        free_bytes=gpu.free_bytes,
-        compute_capability=gpu.compute_capability,
-        problem=gpu.problem or problem,
-    )
+    return replace(gpu, problem=gpu.problem or problem)
 
 
 def _without_nvml(
@@ -135,11 +138,24 @@ def _device_files(files: FactFiles) -> list[str]:
 
 def _pci_cards(files: FactFiles) -> list[str]:
     """PCI display controllers (class 0x03) of NVIDIA (vendor 0x10de)."""
+    return _pci(files, "0x10de", ("0x03",))
+
+
+def _amd_cards(files: FactFiles, first: int) -> tuple[Gpu, ...]:
+    """AMD's accelerators (class 0x12, older ones 0x0380). Graphics of desktops are none."""
+    found = _pci(files, "0x1002", ("0x12", "0x0380"))
+    return tuple(
+        Gpu(index=first + i, name=f"AMD accelerator ({place})", vendor="amd")
+        for i, place in enumerate(found)
+    )
+
+
+def _pci(files: FactFiles, vendor: str, kinds: tuple[str, ...]) -> list[str]:
     base, found = "/sys/bus/pci/devices", []
     for name in files.names(base) or []:
-        vendor = (files.read(f"{base}/{name}/vendor") or "").strip()
+        is_vendor = (files.read(f"{base}/{name}/vendor") or "").strip() == vendor
         kind = (files.read(f"{base}/{name}/class") or "").strip()
-        if vendor == "0x10de" and kind.startswith("0x03"):
+        if is_vendor and kind.startswith(kinds):
             found.append(f"PCI {name}")
     return found
 

@@ -41,6 +41,7 @@ OPTIONAL_PACKAGES = (
     OptionalPackage("triton", "triton", ("triton", "pytorch-triton"), tried=True),
     OptionalPackage("flashinfer", "flashinfer", ("flashinfer-python",), tried=True),
     OptionalPackage("vllm_flash_attn", "vllm.vllm_flash_attn", ("vllm", "vllm-flash-attn")),
+    OptionalPackage("flashinfer_jit_cache", "flashinfer_jit_cache", ("flashinfer-jit-cache",)),
     OptionalPackage("safetensors", "safetensors", ("safetensors",)),
     OptionalPackage("tokenizers", "tokenizers", ("tokenizers",)),
     OptionalPackage("huggingface_hub", "huggingface_hub", ("huggingface-hub",)),
@@ -185,6 +186,21 @@ def _first_compiler(environ: Mapping[str, str], headers: bool) -> Compiler:
             broken = Compiler(path=path, python_headers=headers, problem=problem)
     nothing = "no C++ compiler: g++, clang++ and c++ are not in PATH and CXX is not set"
     return broken or Compiler(path=None, python_headers=headers, problem=nothing)
+
+
+def probe_nvcc(environ: Mapping[str, str]) -> str | None:
+    """Version of nvcc in PATH, else in CUDA_HOME, CUDA_PATH or /usr/local/cuda; None without."""
+    homes = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
+    for command in ("nvcc", *(f"{home}/bin/nvcc" for home in (*homes, "/usr/local/cuda"))):
+        path, _, problem = _ask_compiler(shlex.quote(command), environ)
+        if path is None or problem is not None:
+            continue
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", check=False
+        )
+        release = re.search(r"release (\d+\.\d+)", done.stdout)
+        return release[1] if release else "unknown"
+    return None
 
 
 def _ask_compiler(

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig, ModelConfig
-from .refusal import Refusal
 
 if TYPE_CHECKING:
     from .capability import Capability
-    from .rules import Situation
+    from .rule import Verdict
+    from .situation import Situation
 
 WIDTHS = {"int8": 8, "int4": 4}
 """What `--quantization` may ask, in bits; the wider first."""
@@ -94,7 +94,7 @@ def weight_width(config: EngineConfig, capability: Capability, model: ModelConfi
     return AS_STORED if capability.native_kernels and has_fewer else rounds[0]
 
 
-def why_not_width(capability: Capability, situation: Situation) -> Refusal | None:
+def why_not_width(capability: Capability, situation: Situation) -> Verdict | None:
     """A rule: why a linear method does not give the bits that were asked for."""
     asked, stored = situation.quantization, situation.model.stored_dtype
     if capability.kind != "linear" or asked == "auto" or asked in capability.quantizes:
@@ -107,11 +107,9 @@ def why_not_width(capability: Capability, situation: Situation) -> Refusal | Non
         if own is not None
         else f"stores {stored} weights without rounding them"
     )
-    return Refusal(
-        rule="quantization",
-        kind="unavailable",
-        sentence=f"{capability.name} {does}; --quantization {asked} asks for {WIDTHS[asked]} bits",
-        lift=f"--quantization {own or 'auto'}, or another --linear-method",
+    return (
+        f"{capability.name} {does}; --quantization {asked} asks for {WIDTHS[asked]} bits",
+        f"--quantization {own or 'auto'}, or another --linear-method",
     )
 
 

@@ -1,9 +1,10 @@
 """The choice itself: of all combinations that every rule accepts, the one that ranks best.
 
-Ranks are places in the registries' tuples, so nothing depends on the order in which rules run. A
-path's cost is the sum of its three ranks. The device is the best usable one; of the other values
-that all modes share, a better dtype counts first, then the cost of all paths and of the linear
-method, then page size.
+Ranks are places on the list of the device's class (priorities.py), so nothing depends on the order
+in which rules run. A path's cost is the sum of its three ranks, the runner's first: a graph saves a
+small model more than one attention backend does over another. The device is the best usable one;
+of the other values that all modes share, a better dtype counts first, then the cost of all paths
+and of the linear method, then page size.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .device import DEVICES, why_not_device
 from .dtypes import dtype_candidates, why_not_dtype
 from .hardware import Hardware
 from .plan import ExecutionPath
+from .priorities import device_class, rank
 from .quantization import holds, weight_width
-from .refusal import Refusal
-from .rules import Situation, why_not
+from .rules import Situation, why_not, why_not_together
 
 REGISTRIES: dict[CandidateKind, tuple[Candidate, ...]] = {
     "runner": runners.CANDIDATES,
@@ -45,6 +46,9 @@ PATH_KINDS: tuple[CandidateKind, ...] = ("runner", "attention", "ops")
 PAGE_SIZES = (16, 32, 64, 128, 256)
 """Tokens a page that "auto" tries, best first: 16 wastes least and is legal almost everywhere."""
 
+
+COSTS: dict[CandidateKind, int] = {"runner": 10, "attention": 1, "ops": 1, "linear": 1}
+"""Of one place on a list; more than all places of the lists that count less."""
 
 ROUNDING_COST = 1000
 """More than all ranks together: no faster path is worth weights that nobody asked to change."""
@@ -99,35 +103,6 @@ def allowed(kind: CandidateKind, config: EngineConfig, mode: ForwardMode | None)
     return [named] if claims else list(REGISTRIES[kind])
 
 
-def why_not_together(runner: Capability, *others: Capability) -> Refusal | None:
-    """Why a runner cannot launch an attention backend, ops table or linear method."""
-    for other in others:
-        refusal = _why_not_pair(runner, other)
-        if refusal is not None:
-            return refusal
-    return None
-
-
-def _why_not_pair(runner: Capability, other: Capability) -> Refusal | None:
-    is_attention = other.kind == "attention"
-    if is_attention and runner.captures_attention and other.graph_support == "never":
-        return Refusal(
-            rule="graph_support",
-            kind="unavailable",
-            sentence=f"{runner.name} captures attention, which {other.name} does not allow",
-            lift="another attention backend, or a runner that captures piecewise",
-        )
-    is_captured = not is_attention or runner.captures_attention
-    if runner.captures_native and is_captured and not other.native_kernels:
-        return Refusal(
-            rule="graph_support.native",
-            kind="unavailable",
-            sentence=f"{runner.name} captures native kernels alone, and {other.name} runs others",
-            lift="native kernels for attention, ops and linear layers, or --runner eager",
-        )
-    return None
-
-
 def _devices_and_dtypes(
     hardware: Hardware, model: ModelConfig, config: EngineConfig
 ) -> list[tuple[str, str]]:
@@ -175,7 +150,7 @@ def _select_at(
     """(cost, selection) at fixed shared values."""
     situation = _situation(hardware, model, config, device, dtype, page_size)
     found = [
-        (_linear_rank(c, model) + sum(cost for cost, _ in best), place, c.name, best)
+        (_linear_rank(c, situation) + sum(cost for cost, _ in best), place, c.name, best)
         for place, c in enumerate(allowed("linear", config, None))
         if not why_not(c.capability, situation)
         and (best := _best_paths(situation, config, c.capability)) is not None
@@ -212,32 +187,36 @@ def _best_path(
     ]
     found = [
         (
-            _rank("runner", runner) + _rank("attention", backend) + _rank("ops", table),
-            runner,
-            backend,
-            table,
+            sum(_rank(kind, c, situation) for kind, c in zip(PATH_KINDS, fit, strict=True)),
+            fit,
         )
-        for runner, backend, table in product(*fitting)
-        if why_not_together(runner.capability, backend.capability, table.capability, linear_method)
-        is None
+        for fit in product(*fitting)
+        if _go_together(fit, linear_method, situation.mode)
     ]
     if not found:
         return None
-    cost, runner, backend, table = min(found, key=lambda item: item[0])
+    cost, (runner, backend, table) = min(found, key=lambda item: item[0])
     path = ExecutionPath(
         mode=situation.mode, runner=runner.name, attention_backend=backend.name, ops=table.name
     )
     return cost, path
 
 
-def _linear_rank(candidate: Candidate, model: ModelConfig) -> int:
+def _go_together(fit: tuple[Candidate, ...], linear_method: Capability, mode: ForwardMode) -> bool:
+    runner, *others = (candidate.capability for candidate in fit)
+    return why_not_together(runner, (*others, linear_method), mode) is None
+
+
+def _linear_rank(candidate: Candidate, situation: Situation) -> int:
     """Methods that hold the checkpoint's weights as they are go before those that widen them, and
     those before all that round them.
     """
     capability = candidate.capability
-    tier = 0 if holds(capability, model.stored_dtype) else 2 if capability.quantizes else 1
-    return _rank("linear", candidate) + tier * ROUNDING_COST
+    stored = situation.model.stored_dtype
+    tier = 0 if holds(capability, stored) else 2 if capability.quantizes else 1
+    return _rank("linear", candidate, situation) + tier * ROUNDING_COST
 
 
-def _rank(kind: CandidateKind, candidate: Candidate) -> int:
-    return REGISTRIES[kind].index(candidate)
+def _rank(kind: CandidateKind, candidate: Candidate, situation: Situation) -> int:
+    place = rank(kind, candidate.name, device_class(situation.hardware, situation.device))
+    return place * COSTS[kind]

@@ -76,7 +76,7 @@ def test_probe_shows_facts_and_packages() -> None:
 def test_plan_shows_paths_origins_memory_and_refusals(config_only) -> None:
     shown = call("plan", config_only, "--hardware", "t4", "--max-num-seqs", "4")
     assert shown.exit_code == 0
-    for part in ("torch_sdpa", "user", "weights", "flashinfer is not installed", "assumes Linux"):
+    for part in ("torch_sdpa", "user", "weights", "is on no list for sm_75", "assumes Linux"):
         assert part in shown.stdout
 
 
@@ -92,7 +92,7 @@ def test_an_impossible_choice_exits_with_2_and_its_reasons(config_only) -> None:
     ("arguments", "message"),
     [
         (("--runner", "nonsense"), "cuda_graph"),
-        (("--hardware", "nonsense"), "profiles are this, avx2"),
+        (("--hardware", "nonsense"), "profiles are this, a100-40"),
         (("--page-size", "15"), "power of two"),
         (("--kv-bytes", "lots"), "1GiB"),
         (("--memory-share", "1.5"), "memory_share"),

@@ -134,3 +134,19 @@ def test_hidden_cards_come_last_with_the_reason(write_files, visible, usable, hi
     assert [g.index for g in gpus if g.problem is None] == usable
     assert [g.index for g in gpus if g.problem] == hidden
     assert [g.index for g in gpus] == usable + hidden
+
+
+def test_an_amd_accelerator_is_seen_and_the_graphics_of_a_desktop_are_not(write_files) -> None:
+    base = "/sys/bus/pci/devices"
+    files = write_files(
+        {
+            f"{base}/0000:05:00.0/vendor": "0x1002\n",
+            f"{base}/0000:05:00.0/class": "0x120000\n",
+            f"{base}/0000:0c:00.0/vendor": "0x1002\n",
+            f"{base}/0000:0c:00.0/class": "0x030000\n",
+        }
+    )
+    _, gpus = look(files, FakeNvml(1, ("nvmlInit",)))
+    assert [(gpu.vendor, gpu.name) for gpu in gpus] == [
+        ("amd", "AMD accelerator (PCI 0000:05:00.0)")
+    ]

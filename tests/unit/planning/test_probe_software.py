@@ -12,6 +12,7 @@ from polypath.runtime.planning import probe_software
 from polypath.runtime.planning.probe_software import (
     OptionalPackage,
     probe_compiler,
+    probe_nvcc,
     probe_packages,
     probe_torch,
 )
@@ -131,3 +132,14 @@ def test_without_python_headers_nothing_can_be_built(tmp_path) -> None:
     environ = compiler_at(tmp_path, "g++", "echo g++ 12")
     found = probe_compiler(environ, str(tmp_path))
     assert found.problem is None and not found.python_headers and not found.can_build
+
+
+def test_nvcc_is_looked_for_in_path_and_in_cuda_home(tmp_path) -> None:
+    (tmp_path / "bin").mkdir()
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n")
+    nvcc.chmod(0o755)
+    assert probe_nvcc({"PATH": str(tmp_path / "bin")}) == "13.0"
+    assert probe_nvcc({"PATH": "", "CUDA_HOME": str(tmp_path)}) == "13.0"
+    nvcc.write_text("#!/bin/sh\nexit 1\n")
+    assert probe_nvcc({"PATH": "", "CUDA_HOME": str(tmp_path)}) in (None, probe_nvcc({"PATH": ""}))

@@ -10,14 +10,19 @@ import pytest
 
 from polypath.runtime.config import ModelConfig
 from polypath.runtime.forward_mode import ForwardMode
-from polypath.runtime.planning import rules
+from polypath.runtime.planning import priorities, rules
 from polypath.runtime.planning.capability import Capability
+from polypath.runtime.planning.device import CARD_RULES, DEVICE_RULES
+from polypath.runtime.planning.dtypes import DTYPE_RULES
 from polypath.runtime.planning.hardware import (
     Hardware,
     load_hardware,
 )
 from polypath.runtime.planning.planner import plan
-from polypath.runtime.planning.rules import RULES, Situation, why_not
+from polypath.runtime.planning.priorities import CPU_CLASSES, GPU_CLASSES, PRIORITIES
+from polypath.runtime.planning.rules import RULES, Situation, why_not, why_not_together
+from polypath.runtime.planning.rules_model import PAIR_RULES
+from polypath.runtime.planning.rules_node import package_problem
 from polypath.runtime.planning.selection import REGISTRIES
 from polypath.tests.unit.planning.asking import refused, wishes
 
@@ -33,7 +38,7 @@ def situation(hardware: Hardware, model: ModelConfig, **values: Any) -> Situatio
 
 
 def capability(**values: Any) -> Capability:
-    defaults: dict[str, Any] = {"name": "x", "kind": "attention", "source": "x.py"}
+    defaults: dict[str, Any] = {"name": "torch_sdpa", "kind": "attention", "source": "x.py"}
     defaults["devices"] = ("cpu",)
     return Capability(**(defaults | values))
 
@@ -55,13 +60,67 @@ def capability(**values: Any) -> Capability:
         ({}, "sliding_window"),
         ({"modes": (ForwardMode.PREFILL,)}, "mode"),
         ({"built": False}, "adapter"),
+        ({"name": "surprise"}, "device_class"),
+        ({"soft_cap": False}, "soft_cap"),
+        ({"attention_sinks": False}, "attention_sinks"),
+        ({"draft_width": 3}, "speculation.width"),
+        ({"draft_trees": False}, "speculation.tree"),
     ],
 )
 def test_each_rule_refuses_what_it_is_for(avx2, model, values, rule) -> None:
-    windowed = replace(model, layer_windows=(None, 512))
-    asked = capability(sliding_window=rule != "sliding_window", **values)
-    found = why_not(asked, situation(avx2, windowed, mode=ForwardMode.DECODE))
+    demanding = replace(
+        model, layer_windows=(None, 512), attention_soft_cap=50.0, attention_sinks=True
+    )
+    able = {"soft_cap": True, "attention_sinks": True, "draft_width": 8, "draft_trees": True}
+    asked = capability(sliding_window=rule != "sliding_window", **(able | values))
+    asked_for = {"mode": ForwardMode.DECODE, "draft_width": 4, "is_draft_tree": True}
+    found = why_not(asked, situation(avx2, demanding, **asked_for))
     assert [refusal.rule for refusal in found] == [rule]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "problem"),
+    [
+        ("safetensors>=0.8,<1", None),
+        ("safetensors>=99.1", "safetensors 0.8.0 is older than 99.1"),
+        ("safetensors<0.8", "safetensors 0.8.0 is not older than 0.8"),
+        ("triton", "triton is not installed"),
+    ],
+)
+def test_versions_have_bounds(avx2, requirement, problem) -> None:
+    assert package_problem(requirement, avx2) == problem
+
+
+def test_rules_have_ids_of_their_own_and_sources() -> None:
+    every = (*RULES, *PAIR_RULES, *DEVICE_RULES, *CARD_RULES, *DTYPE_RULES)
+    ids = [each.id for each in every]
+    assert len(ids) == len(set(ids))
+    assert all(each.source and each.refuses for each in every)
+
+
+@pytest.mark.parametrize(
+    ("level", "fitting"),
+    [
+        ("never", set()),
+        ("single_token", {"decode"}),
+        ("uniform", {"decode", "verify"}),
+        ("always", {"decode", "verify", "prefill", "mixed"}),
+    ],
+)
+def test_a_graph_of_whole_steps_needs_what_its_mode_needs(level, fitting) -> None:
+    modes = (ForwardMode.DECODE, ForwardMode.VERIFY, ForwardMode.PREFILL, ForwardMode.MIXED)
+    runner = capability(name="graph", kind="runner", captures_attention=True)
+    attention = capability(graph_support=level)
+    found = {str(m) for m in modes if why_not_together(runner, [attention], m) is None}
+    assert found == fitting
+
+
+def test_every_candidate_is_on_a_list_and_every_list_names_candidates() -> None:
+    for kind, lists in PRIORITIES.items():
+        known = {candidate.name for candidate in REGISTRIES[kind]}
+        assert set(lists) == {*GPU_CLASSES, *CPU_CLASSES}
+        assert known == {name for names in lists.values() for name in names}
+        assert all(len(names) == len(set(names)) for names in lists.values())
 
 
 def test_a_record_without_claims_fits_the_plain_case(avx2, model) -> None:
@@ -82,7 +141,11 @@ def test_no_rule_depends_on_the_order_of_rules(model, monkeypatch) -> None:
 def test_a_better_candidate_that_fits_is_taken(avx2, model, monkeypatch) -> None:
     from polypath.runtime.planning import candidate, selection
 
-    better = candidate.Candidate("swift", record=capability(name="swift", page_sizes=(64, 128)))
+    monkeypatch.setitem(priorities.ATTENTION, "cpu_avx2", ("swift", "cpu_native", "torch_sdpa"))
+    record = capability(
+        name="swift", page_sizes=(64, 128), graph_support="always", native_kernels=True
+    )
+    better = candidate.Candidate("swift", record=record)
     candidates = (better, *REGISTRIES["attention"])
     monkeypatch.setitem(selection.REGISTRIES, "attention", candidates)
     found = plan(avx2, model, wishes())
@@ -95,6 +158,7 @@ def test_a_better_candidate_that_fits_is_taken(avx2, model, monkeypatch) -> None
 def test_a_candidate_for_one_mode_runs_beside_others(avx2, model, monkeypatch) -> None:
     from polypath.runtime.planning import candidate, selection
 
+    monkeypatch.setitem(priorities.ATTENTION, "cpu_avx2", ("half", "cpu_native", "torch_sdpa"))
     record = capability(name="half", modes=(ForwardMode.DECODE,))
     candidates = (candidate.Candidate("half", record=record), *REGISTRIES["attention"])
     monkeypatch.setitem(selection.REGISTRIES, "attention", candidates)
