@@ -85,6 +85,9 @@ class NamedRay:
 
     def claim(self) -> None:
         """Refuse to replace an application of our name; note whether Serve runs already."""
+        if not _has_serve():  # importing it takes seconds, and a refusal should not
+            self._started_serve = self._is_claimed = True
+            return
         from ray import serve
 
         status = serve.status()
@@ -98,11 +101,12 @@ class NamedRay:
     def stop(self, *, keep_logs: bool = False) -> None:
         """Take our application out, and Serve if we started it. The cluster stays."""
         import ray
-        from ray import serve
 
         if not ray.is_initialized():
             return
-        if self._is_claimed:
+        if self._is_claimed and _has_serve():
+            from ray import serve
+
             if APP_NAME in serve.status().applications:  # else the start ended before that
                 serve.delete(APP_NAME)
             if self._started_serve and not serve.status().applications:
@@ -111,6 +115,17 @@ class NamedRay:
 
     def kill(self) -> None:
         """Leave at once; the application may stay behind on the cluster."""
+
+
+def _has_serve() -> bool:
+    """Whether Serve's controller runs on the cluster that this process has joined."""
+    import ray
+
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return False
+    return True
 
 
 def _has_token() -> bool:

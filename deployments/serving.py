@@ -107,14 +107,16 @@ class Session:
     def _start(self, interrupts: Interrupts, host: str, port: int) -> None:
         self._view.stage("ray", self._ray.name)
         started = self._busy = self._thread.submit(self._ray.start)
+        if isinstance(self._ray, NamedRay):  # it is there already: first whether there is room
+            interrupts.wait_for(started)
+            interrupts.renew()
+            self._call(interrupts, self._ray.claim)
+            self._fleet = self._call(interrupts, self._check_nodes)
         from .deploy import Deployment  # imports Serve and FastAPI while Ray starts
 
         interrupts.wait_for(started)
         interrupts.renew()
         self._ray.watch()
-        if isinstance(self._ray, NamedRay):
-            self._call(interrupts, self._ray.claim)
-            self._fleet = self._call(interrupts, self._check_nodes)
         self._view.stage("serve", "")
         self._deployment = deployment = Deployment(self._fleet)
         self._call(interrupts, lambda: deployment.submit(host, port, self._request.where.tls))

@@ -4,6 +4,7 @@ killed around it is the serving side alone.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -15,7 +16,9 @@ from polypath.actors.worker import Worker
 from polypath.runtime.config import EngineConfig
 from polypath.runtime.engine import Engine, StepSize
 from polypath.runtime.errors import QueueFullError
+from polypath.runtime.planning.features import FEATURES
 from polypath.runtime.request import FinishReason, Request, RequestOutput, StepCount
+from polypath.runtime.speeds import Speeds
 
 
 @dataclass(slots=True)
@@ -136,13 +139,20 @@ class PacedWorker(Worker):
         max_num_seqs: int = 8,
         max_waiting: int = 8,
         place: Place | None = None,
+        features: list[str] | None = None,
     ) -> None:
         super().__init__(EngineConfig(model=model, served_model_name=model), place)
+        self._step_s = step_s
+        self._features = FEATURES if features is None else features
         self._limits = {"max_num_seqs": max_num_seqs, "max_waiting": max_waiting}
         self.paced = PacedEngine(says, step_s, **self._limits)
 
     def start(self, on_progress: object = None) -> None:
         self.adopt(cast("Engine", self.paced))
+
+    def _speeds(self) -> dict[str, Any]:  # JSON
+        steps = ((1, self._step_s), (self._limits["max_num_seqs"], self._step_s))
+        return Speeds(prefill_tokens_s=1e6, step_s=steps).to_json()
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -153,7 +163,9 @@ class PacedWorker(Worker):
             "fingerprint": "pp-paced",
             "path": {"prefill": "paced", "decode": "paced"},
             "plan": {"device": "cpu"},
-            "pid": 0,
+            "calibration": {"concurrency": self._limits["max_num_seqs"], "speeds": self._speeds()},
+            "features": list(self._features),
+            "pid": os.getpid(),
             **self.place.to_json(),
             **self._limits,
         }

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+MARKS = "POLYPATH_TESTS_MARKS"  # of a folder whose files tell workers when to die
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 NodeArguments = Mapping[str, Any]  # of ray.cluster_utils.Cluster.add_node
 
@@ -26,12 +27,17 @@ class LabelledCluster:
 
     address: str
     environment: dict[str, str]
+    pid: int  # of the process above all its nodes
 
 
 @contextmanager
-def labelled_cluster(nodes: Sequence[NodeArguments]) -> Iterator[LabelledCluster]:
-    """The nodes, the first one as head, until the block ends."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+def labelled_cluster(
+    nodes: Sequence[NodeArguments], **environment: str
+) -> Iterator[LabelledCluster]:
+    """The nodes, the first one as head, until the block ends; all that runs there has
+    `environment`.
+    """
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} | environment
     patience = {"RAY_raylet_start_wait_time_s": "120"}  # tests run on busy machines
     process = subprocess.Popen(
         [sys.executable, "-m", "polypath.tests.ray.labelled_cluster", json.dumps(list(nodes))],
@@ -45,7 +51,7 @@ def labelled_cluster(nodes: Sequence[NodeArguments]) -> Iterator[LabelledCluster
     try:
         line = next((line for line in process.stdout if line.startswith("address ")), "")
         assert line, f"the cluster did not start: exit code {process.wait(30)}"
-        yield LabelledCluster(line.split()[1], token)
+        yield LabelledCluster(line.split()[1], token, process.pid)
     finally:
         process.stdin.close()
         try:

@@ -114,10 +114,13 @@ def serving(arguments: Sequence[str], **environment: str) -> Iterator[RunningSer
 
 @contextmanager
 def serving_within(
-    limit_s: float, arguments: Sequence[str], environment: Mapping[str, str]
+    limit_s: float,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    program: Sequence[str] = (POLYPATH,),
 ) -> Iterator[RunningServer]:
     """The same for starts that take longer: several workers, several nodes."""
-    server = RunningServer(start(["serve", *arguments], **environment))
+    server = RunningServer(start(["serve", *arguments], program=program, **environment))
     try:
         server.wait_ready(limit_s)
         yield server
@@ -133,11 +136,16 @@ def serving_within(
         server.join()
 
 
-def start(arguments: Sequence[str], **environment: str) -> subprocess.Popen[str]:
+def start(
+    arguments: Sequence[str],
+    *,
+    program: Sequence[str] = (POLYPATH,),
+    **environment: str,
+) -> subprocess.Popen[str]:
     """The command in a session of its own, so that signals to the tests do not reach it."""
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | environment
     return subprocess.Popen(
-        [POLYPATH, *arguments],
+        [*program, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -87,7 +87,9 @@ def wait_until_idle(server: RunningServer, limit_s: float = 15.0) -> None:
         time.sleep(0.1)
 
 
-def stream(server: RunningServer, number: int) -> dict[str, Any]:
+def stream(
+    server: RunningServer, number: int, headers: dict[str, str] | None = None
+) -> dict[str, Any]:
     """One streamed answer, joined: texts by choice, finish reasons, usage, `polypath`."""
     body = BODIES[number % len(BODIES)] | {
         "model": "tiny",
@@ -100,9 +102,10 @@ def stream(server: RunningServer, number: int) -> dict[str, Any]:
     texts: dict[int, str] = {}
     ends: dict[int, str] = {}
     last: dict[str, Any] = {}
+    url = f"{server.url}/v1/completions"
     with (
         httpx.Client(timeout=180, trust_env=False) as client,
-        client.stream("POST", f"{server.url}/v1/completions", json=body) as response,
+        client.stream("POST", url, json=body, headers=headers or {}) as response,
     ):
         assert response.status_code == 200, response.read()
         raw = b"".join(response.iter_bytes())
@@ -214,18 +217,26 @@ def test_two_kills_in_a_row_break_no_stream(
 def test_a_worker_that_stops_and_comes_back_changes_nothing(
     fleet: RunningServer, undisturbed: list[dict[str, Any]]
 ) -> None:
-    stopped: list[int] = []
+    stopped: list[dict[str, Any]] = []
+    since_s = 0.0
 
     def stop() -> None:
-        stopped.append(busiest(fleet)["pid"])
-        os.kill(stopped[0], signal.SIGSTOP)
+        nonlocal since_s
+        stopped.append(busiest(fleet))
+        since_s = time.monotonic()
+        os.kill(stopped[0]["pid"], signal.SIGSTOP)
 
     try:
         answers = run_streams(fleet, stop)
+        time.sleep(max(0.0, since_s + 30.0 - time.monotonic()))
     finally:
-        os.kill(stopped[0], signal.SIGCONT)
+        os.kill(stopped[0]["pid"], signal.SIGCONT)
     assert any("resumed" in answer["polypath"] for answer in answers)
     for number, (answer, expected) in enumerate(zip(answers, undisturbed, strict=True)):
         assert same(answer, expected), f"stream {number} differs: {answer['polypath']}"
     wait_for_workers(fleet, 3)
     wait_until_idle(fleet)
+    back = {worker["worker_id"] for worker in workers(fleet)}
+    assert stopped[0]["worker_id"] in back, "the same process serves again"
+    headers = {"x-polypath-require": f"worker={stopped[0]['worker_id']}"}
+    assert same(stream(fleet, 0, headers), undisturbed[0])
