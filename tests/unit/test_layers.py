@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,10 @@ def test_only_the_root_has_an_init_file() -> None:
 
 
 def test_the_engines_half_imports_without_the_serving_packages() -> None:
-    modules = [module_name(path) for path in product_files("kernels", "runtime")]
+    files = product_files("kernels", "runtime")
+    if find_spec("triton") is None:  # where nothing but planning knows of our Triton kernels
+        files = [path for path in files if "triton" not in (path.parts[-2], path.stem)]
+    modules = [module_name(path) for path in files]
     script = f"""
 import importlib, sys
 for name in {SERVING_PACKAGES!r}:
