@@ -13,6 +13,7 @@ from .commands.bench_routing import bench_routing
 from .commands.bench_serve import bench_serve
 from .commands.chat import chat
 from .commands.check import check
+from .commands.diff import diff
 from .commands.key import key
 from .commands.paths import paths
 from .commands.plan import plan
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, chat, paths, probe, plan, check, key):
+for command in (serve, chat, paths, probe, plan, check, diff, key):
     app.command()(command)
 bench.command("serve")(bench_serve)
 bench.command("routing")(bench_routing)

@@ -13,6 +13,7 @@ import torch
 
 from ..kernels.cpu.library import load
 from .attention import registry as attention_registry
+from .attention.backend import AttentionBackend
 from .build_context import BuildContext
 from .checkpoint.source import Checkpoint, open_checkpoint
 from .config import EngineConfig, ModelConfig
@@ -156,11 +157,22 @@ def _build(
     stages: _Stages,
 ) -> Started:
     """Load and check one plan. Raises _PathRefused."""
-    context = _context(checkpoint.config, plan)
-    model = _load(checkpoint, plan, context, stages)
+    context = make_context(checkpoint.config, plan)
+    model = load_model(
+        checkpoint,
+        plan,
+        context,
+        lambda share: stages.progress("weights", checkpoint.name, share),
+    )
+    num_bytes = stored_bytes(checkpoint.config, model.weights)
+    stages.done(
+        "weights",
+        f"{checkpoint.name}, {num_bytes / 1e6:.0f} MB as {_storage(plan)}",
+        {"bytes": num_bytes},
+    )
     kv, pages = _make_pool(checkpoint, plan)
     stages.done("kv_pool", f"{pages.num_usable} pages of {plan.page_size} tokens")
-    rung = capture_graphs(_make_runners(model, kv, plan, context), plan)
+    rung = capture_graphs(make_runners(model, kv, plan, context), plan)
     runner, plan = ModelRunner(rung.runners), rung.plan
     if plan.capture_sizes:
         stages.done("graphs", plan.path_name(ForwardMode.DECODE))
@@ -198,7 +210,7 @@ def _plan_without(
     return plan.with_event("self_check", f"{failure}: that path was taken out")
 
 
-def _context(model: ModelConfig, plan: ExecutionPlan) -> BuildContext:
+def make_context(model: ModelConfig, plan: ExecutionPlan) -> BuildContext:
     """Load the planned native kernels and give each team its threads.
 
     Where all work of a step is native, torch keeps one thread, so that no second team competes.
@@ -226,18 +238,16 @@ def _is_all_native(plan: ExecutionPlan) -> bool:
     return all(find(candidates, name).capability.native_kernels for candidates, name in names)
 
 
-def _load(
-    checkpoint: Checkpoint, plan: ExecutionPlan, context: BuildContext, stages: _Stages
+def load_model(
+    checkpoint: Checkpoint,
+    plan: ExecutionPlan,
+    context: BuildContext,
+    on_share: Callable[[float], None] = lambda share: None,
 ) -> Decoder:
+    """Weights and ops table of a plan; `on_share` hears how much is loaded, 0 to 1."""
     method = find(linear_registry.CANDIDATES, plan.linear_method).load().build(context)
     loader = WeightLoader(checkpoint, method, dtype=context.dtype, device=context.device)
-    weights = loader.load(lambda share: stages.progress("weights", checkpoint.name, share))
-    num_bytes = stored_bytes(checkpoint.config, weights)
-    stages.done(
-        "weights",
-        f"{checkpoint.name}, {num_bytes / 1e6:.0f} MB as {_storage(plan)}",
-        {"bytes": num_bytes},
-    )
+    weights = loader.load(on_share)
     ops = find(ops_registry.CANDIDATES, plan.paths[ForwardMode.DECODE].ops).load().build(context)
     return Decoder(checkpoint.config, weights, ops)
 
@@ -257,12 +267,18 @@ def _storage(plan: ExecutionPlan) -> str:
     return plan.dtype if plan.linear_method == "dense" else plan.linear_method
 
 
-def _make_runners(
-    model: Decoder, kv: KVPool, plan: ExecutionPlan, context: BuildContext
+def make_runners(
+    model: Decoder,
+    kv: KVPool,
+    plan: ExecutionPlan,
+    context: BuildContext,
+    watch: Callable[[AttentionBackend], AttentionBackend] = lambda backend: backend,
 ) -> dict[ForwardMode, tuple[Runner, ...]]:
-    """Of each mode, best first: the planned runner, then its rungs; each made once a backend."""
+    """Of each mode, best first: the planned runner, then its rungs; each made once a backend.
+    `watch` may wrap a backend, to see what it computes.
+    """
     backends = {
-        name: find(attention_registry.CANDIDATES, name).load().build(context)
+        name: watch(find(attention_registry.CANDIDATES, name).load().build(context))
         for name in sorted({path.attention_backend for path in plan.paths.values()})
     }
 

@@ -167,3 +167,11 @@ def concat_columns(library: Library, parts: Sequence[torch.Tensor]) -> torch.Ten
         )
         start += part.shape[1]
     return out
+
+
+def copy_rows(library: Library, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy one contiguous float32 tensor into another of as many elements, row by row."""
+    assert x.is_contiguous() and out.is_contiguous(), "the kernel reads and writes plain rows"
+    rows = x.shape[0]
+    width = x.numel() // max(rows, 1)
+    library.functions(rows)["pp_put_columns"](x.data_ptr(), rows, width, out.data_ptr(), width)

@@ -51,7 +51,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Ops) -> None:
         self.config = config
         self.weights = weights
-        self._ops = ops
+        self.ops = ops
         self._inverse = rope_frequencies(config.rope, config.head_dim).to(weights.final_norm.device)
 
     def forward(self, batch: ForwardBatch, kv: KVPool, attention: AttentionBackend) -> torch.Tensor:
@@ -63,22 +63,22 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All blocks: the last output [T, H], and the residual [T, H] that it is to be added to."""
         eps = self.config.rms_norm_eps
-        rope = self._ops.rope(batch.positions, self._inverse)
+        rope = self.ops.rope(batch.positions, self._inverse)
         residual = self.weights.embedding.rows(batch.input_ids)
-        x = self._ops.norm(residual, self.weights.layers[0].input_norm, eps)
+        x = self.ops.norm(residual, self.weights.layers[0].input_norm, eps)
         for i, layer in enumerate(self.weights.layers):
             attended = self._attention(i, layer, x, rope, batch, kv, attention)
-            x, residual = self._ops.add_norm(attended, residual, layer.post_norm, eps)
-            x = layer.down(self._ops.silu_mul(layer.gate_up(x)))
+            x, residual = self.ops.add_norm(attended, residual, layer.post_norm, eps)
+            x = layer.down(self.ops.silu_mul(layer.gate_up(x)))
             if i + 1 < len(self.weights.layers):
                 following = self.weights.layers[i + 1].input_norm
-                x, residual = self._ops.add_norm(x, residual, following, eps)
+                x, residual = self.ops.add_norm(x, residual, following, eps)
         return x, residual
 
     def logits(self, x: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of some rows of what `layers` returned."""
-        x, residual = self._ops.select_rows(x, rows), self._ops.select_rows(residual, rows)
-        x, _ = self._ops.add_norm(x, residual, self.weights.final_norm, self.config.rms_norm_eps)
+        x, residual = self.ops.select_rows(x, rows), self.ops.select_rows(residual, rows)
+        x, _ = self.ops.add_norm(x, residual, self.weights.final_norm, self.config.rms_norm_eps)
         return self.weights.lm_head(x).float()
 
     def _attention(
@@ -94,7 +94,7 @@ class Decoder:
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = (layer.q_norm, layer.k_norm, self.config.rms_norm_eps)
-        q_TND = self._ops.qkv_norm_rope_store(
+        q_TND = self.ops.qkv_norm_rope_store(
             layer.qkv(x), rope, norms, kv.layers[index], batch.slots, self.config.num_heads
         )
         out_TND = attention.attend(q_TND, kv.layers[index], index)
