@@ -18,6 +18,11 @@ class AnswerLength:
         """An answer ended with so many tokens."""
         self._mean += WEIGHT * (num_tokens - self._mean)
 
+    @property
+    def mean(self) -> float:
+        """Tokens of an answer, lately."""
+        return self._mean
+
     def expected(self, sampling: SamplingParams) -> int:
         """Tokens that an answer with these rules will likely have; at least 1."""
         limit = sampling.max_tokens

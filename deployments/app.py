@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,12 +13,14 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from ..runtime.checkpoint.source import open_checkpoint
-from .fleet import FleetSpec, deployment_name
+from .autoscaling_controller import read_journal
+from .autoscaling_report import report
+from .fleet import FleetSpec, ModelSpec, deployment_name
 from .front import FrontAddress, FrontDoor
 from .gateway import Gateway
 from .ledger_actor import connect_ledger
 from .ledger_shared import SharedLedger
-from .pool import worker_deployment
+from .pool import OBEDIENT, worker_deployment
 from .roster import follow
 from .routes import build_api
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "gateway"
+UPDATE_DRAIN_S = 300.0  # streams of a gateway that an update replaces have so long
 DRAIN_S = 15.0  # a gateway that leaves lets its answers end for so long
 
 
@@ -69,7 +74,12 @@ class GatewayReplica:
                 name=model.name,
                 chat_template=model.chat_template,
                 rules=model.rules,
+                wake_s=wake_s(model),
+                max_model_len=longest(model),
             )
+        self._fleet = fleet
+        if fleet.is_elastic:
+            self._gateway.read_scaling = read_journal
         self._rosters = [
             asyncio.create_task(follow(self._gateway, workers)) for workers in pools.values()
         ]
@@ -83,6 +93,10 @@ class GatewayReplica:
         api = build_api(self._gateway, self._auth, self._ledger)
         api.add_middleware(OneRequestId)
         return api
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For the scaling policy; Serve asks once a second where the fleet is elastic."""
+        return report(self._fleet, self._gateway.models, asyncio.get_running_loop().time())
 
     def check_health(self) -> None:
         """A gateway that has lost its own HTTP server is replaced."""
@@ -113,16 +127,23 @@ def build_application(
         name = deployment_name(fleet, model, pool)
         key = f"{startup_key}/{name}" if startup_key else None
         pools[name] = worker_deployment(pool, name=name, startup_key=key)
-        most += pool.num_workers * pool.at_most()
+        most += pool.most_workers * pool.at_most()
+    count: dict[str, Any] = {}
+    if fleet.is_elastic:  # the policy sees the reports of deployments that are scaled, no others
+        count = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 1, **OBEDIENT}}
     gateway = serve.deployment(
         name=NAME,
+        **count,
         # Far above what the workers hold: a full queue must be answered 429, and /health always.
         max_ongoing_requests=2 * most + 256,
         ray_actor_options=_gateway_options(fleet, front),
         health_check_period_s=2,
         health_check_timeout_s=60,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=DRAIN_S + 5,
+        # Behind Serve's proxy an update puts the next gateway beside this one, which first ends
+        # its streams; a front door has its port for itself, and leaves with the whole application.
+        max_surge_percent=100 if front is None else 0,
+        graceful_shutdown_timeout_s=UPDATE_DRAIN_S if front is None else DRAIN_S + 5,
         max_constructor_retry_count=1,
     )(GatewayReplica)
     return gateway.bind(fleet, pools, front)
@@ -133,6 +154,30 @@ def _gateway_options(fleet: FleetSpec, front: FrontAddress | None) -> dict[str, 
         return {"num_cpus": fleet.gateway_cpus}
     # Only this node has the address. It may be full, and a front door must not wait for room.
     return {"num_cpus": 0, "label_selector": {"ray.io/node-id": front.node_id}}
+
+
+def wake_s(model: ModelSpec) -> float | None:
+    """Seconds until a sleeping model answers, as stated; None: its pools are not scaled."""
+    return max((pool.cold_start_s for pool in model.pools if pool.is_elastic), default=None)
+
+
+def longest(model: ModelSpec) -> int | None:
+    """Tokens of the longest context that a pool of it was given; None: the model's own."""
+    lengths = [pool.engine.max_model_len for pool in model.pools]
+    return None if None in lengths else max(filter(None, lengths), default=None)
+
+
+def packed(fleet: FleetSpec, startup_key: str, front: FrontAddress) -> dict[str, str]:
+    """What `unpacked` is given: Serve hashes the arguments of an application as JSON."""
+    return {"packed": base64.b64encode(pickle.dumps((fleet, startup_key, front))).decode()}
+
+
+def unpacked(args: dict[str, str]) -> Application:
+    """The application of a `polypath serve` whose pools are scaled: a policy over all pools can be
+    given to Serve in its declarative form only, which names the application by import path.
+    """
+    fleet, startup_key, front = pickle.loads(base64.b64decode(args["packed"]))
+    return build_application(fleet, startup_key=startup_key, front=front)
 
 
 def app(args: dict[str, Any]) -> Application:  # Any: what Ray's config file holds

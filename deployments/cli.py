@@ -9,6 +9,7 @@ import typer
 
 from ..runtime.errors import PolypathError
 from .commands.bench import bench
+from .commands.bench_autoscale import bench_autoscale
 from .commands.bench_routing import bench_routing
 from .commands.bench_serve import bench_serve
 from .commands.chat import chat
@@ -31,6 +32,7 @@ for command in (serve, chat, paths, probe, plan, check, diff, key):
     app.command()(command)
 bench.command("serve")(bench_serve)
 bench.command("routing")(bench_routing)
+bench.command("autoscale")(bench_autoscale)
 app.add_typer(bench, name="bench")
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from ..runtime.errors import EngineError
 from . import listen, startup
-from .app import build_application
+from .app import build_application, packed
+from .autoscaling_serve import POLICY
 from .config import APP_NAME
 from .fleet import FleetSpec, deployment_name, pool_title
 from .front import FrontAddress
@@ -47,11 +48,11 @@ class Deployment:
         self._url = listen.url(host, port, is_tls=tls is not None)
         serve.start(proxy_location="Disabled", logging_config=QUIET)
         node_id = ray.get_runtime_context().get_node_id()
-        application = build_application(
-            self._fleet,
-            startup_key=self._startup_key,
-            front=FrontAddress(host=host, port=port, tls=tls, node_id=node_id),
-        )
+        front = FrontAddress(host=host, port=port, tls=tls, node_id=node_id)
+        if self._fleet.is_elastic:
+            self._declare(front)
+            return
+        application = build_application(self._fleet, startup_key=self._startup_key, front=front)
         # No route: should this Serve have a proxy, its address and its TLS are not those asked for.
         target = RunTarget(application, name=APP_NAME, route_prefix=None, logging_config=QUIET)
         with warnings.catch_warnings():
@@ -61,6 +62,31 @@ class Deployment:
                 wait_for_ingress_deployment_creation=False,
                 wait_for_applications_running=False,
             )
+
+    def _declare(self, front: FrontAddress) -> None:
+        """Hand the application over in Serve's declarative form, which alone takes a policy over
+        all pools; other applications of that form stay.
+        """
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import LoggingConfig, ServeApplicationSchema, ServeDeploySchema
+
+        client = _get_global_client()
+        assert client is not None, "Serve was started above"
+        ours = ServeApplicationSchema(
+            name=APP_NAME,
+            route_prefix=None,
+            import_path="polypath.deployments.app:unpacked",
+            args=packed(self._fleet, self._startup_key, front),
+            autoscaling_policy={"policy_function": POLICY},
+            logging_config=LoggingConfig(**QUIET),
+        )
+        there = client.get_serve_details()["applications"].values()
+        others = [
+            ServeApplicationSchema(**each["deployed_app_config"])
+            for each in there
+            if each.get("deployed_app_config") and each["name"] != APP_NAME
+        ]
+        client.deploy_apps(ServeDeploySchema(applications=[*others, ours]))
 
     def progress(self) -> Progress:
         """How far the start is."""
@@ -96,6 +122,7 @@ class Deployment:
                     title=pool_title(self._fleet, model, pool),
                     num_workers=pool.num_workers,
                     records=startup.read_all(f"{self._startup_key}/{name}/"),
+                    is_elastic=pool.is_elastic,
                 )
             )
         return found

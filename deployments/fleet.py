@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..runtime.config import EngineConfig
 from .api_settings import ApiSettings
 from .auth_config import AuthConfig
+from .autoscaling import PoolRules, ScalingRules
 from .router import RoutingRules
 
 DEFAULT_POOL = "default"
@@ -21,12 +22,16 @@ class PoolSpec:
 
     name: str = DEFAULT_POOL
     engine: EngineConfig
-    num_workers: int = 1
+    num_workers: int = 1  # at least, and when it starts; 0: it sleeps until it is needed
+    max_workers: int | None = None  # None: as many as num_workers
+    price: float = 1.0  # of one worker for an hour, beside the other pools'
+    cold_start_s: float = 60.0  # as stated: from the wish for a worker to its first token
     num_cpus: float | None = None  # of each worker; None: all that a node has free
     num_gpus: float = 0.0
     resources: dict[str, float] = field(default_factory=dict)  # Ray's custom ones
     label_selector: dict[str, str] = field(default_factory=dict)
     accelerator_type: str | None = None
+    max_surge_percent: int = 0  # of its workers, that an update may start before it stops old ones
     max_running: int | None = None  # requests of one worker, running and queued; from its plan
     where: str = ""  # where the user wrote it, such as "serve.yaml, line 12", for messages
 
@@ -34,6 +39,25 @@ class PoolSpec:
     def needs_cluster(self) -> bool:
         """Whether it asks for what a Ray of our own never has."""
         return bool(self.label_selector or self.resources or self.accelerator_type)
+
+    @property
+    def most_workers(self) -> int:
+        """Workers under load."""
+        return self.num_workers if self.max_workers is None else self.max_workers
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of its workers follows the load."""
+        return self.most_workers > self.num_workers
+
+    def scaling_rules(self) -> PoolRules:
+        """For the scaling policy."""
+        return PoolRules(
+            min_workers=self.num_workers,
+            max_workers=self.most_workers,
+            price=self.price,
+            cold_start_s=self.cold_start_s,
+        )
 
     def at_most(self) -> int:
         """Requests that Serve should let through to one worker."""
@@ -63,6 +87,7 @@ class ModelSpec:
     pools: tuple[PoolSpec, ...] = ()
     rules: RoutingRules = field(default_factory=RoutingRules)
     auto_pools: bool = False
+    scaling: ScalingRules = field(default_factory=ScalingRules)
     where: str = ""
 
 
@@ -75,6 +100,11 @@ class FleetSpec:
     settings: ApiSettings | None = None
     auth: AuthConfig = field(default_factory=AuthConfig)  # who may use it
     is_described: bool = True  # in a file; False: by the command line, in one pool
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether any pool follows the load."""
+        return any(pool.is_elastic for _, pool in self.pools())
 
     def pools(self) -> list[tuple[ModelSpec, PoolSpec]]:
         """Every pool with its model, in the order of the file."""

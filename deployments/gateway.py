@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import EngineError, RequestError
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
     from ..runtime.tokenizer import Tokenizer
 
 
+FIRST_CAPACITY = 256  # requests of a worker nobody has seen yet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asleep:
+    """What holds for a model while it has no worker, but can get one."""
+
+    wake_s: float  # until a worker that is wanted answers, as stated
+    max_model_len: int
+    vocab_size: int
+    capacity: int = FIRST_CAPACITY
+
+
 @dataclass(kw_only=True, slots=True)
 class ServedModel:
     """A model name with its text parts and the workers that serve it."""
@@ -37,6 +51,8 @@ class ServedModel:
     rules: RoutingRules = field(default_factory=RoutingRules)
     limits: Limits = field(default_factory=Limits)  # of its queue
     lengths: AnswerLength = field(default_factory=AnswerLength)
+    asleep: Asleep | None = None  # None: it cannot be woken
+    last_speeds: dict[str, tuple[float, float]] = field(default_factory=dict)  # by pool
     line: Line = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,18 +60,45 @@ class ServedModel:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the largest context among the workers; 0 while there is none."""
-        return max((worker.max_model_len for worker in self.workers.values()), default=0)
+        """Tokens of the largest context among the workers; while there is none, as `asleep` says,
+        else 0.
+        """
+        found = (worker.max_model_len for worker in self.workers.values())
+        return max(found, default=self.asleep.max_model_len if self.asleep else 0)
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that every worker knows; 0 while there is none."""
-        return min((worker.vocab_size for worker in self.workers.values()), default=0)
+        """Token ids that every worker knows; while there is none, as `asleep` says, else 0."""
+        found = (worker.vocab_size for worker in self.workers.values())
+        return min(found, default=self.asleep.vocab_size if self.asleep else 0)
 
     @property
     def capacity(self) -> int:
         """Requests that the roomiest worker runs and queues at most."""
-        return max((worker.capacity for worker in self.workers.values()), default=0)
+        found = (worker.capacity for worker in self.workers.values())
+        return max(found, default=self.asleep.capacity if self.asleep else 0)
+
+    def met(self, worker: Worker) -> None:
+        """Remember how a worker was, for the time when there is none."""
+        if self.asleep is not None:
+            self.asleep = replace(
+                self.asleep,
+                max_model_len=worker.max_model_len,
+                vocab_size=worker.vocab_size,
+                capacity=worker.capacity,
+            )
+            self.line.asleep_queue = worker.max_waiting
+
+    def pool_speeds(self, pool: str) -> tuple[float, float]:
+        """Prefill and decode tokens a second of one worker of the pool with as many requests at
+        once as suit it, lately or when there was one last; 0.0 unknown.
+        """
+        known = [w for w in self.workers.values() if w.pool == pool and w.speeds.prefill_tokens_s]
+        if known:
+            prefill = sum(worker.speeds.prefill_tokens_s for worker in known) / len(known)
+            decode = sum(w.speeds.decode_tokens_s(w.concurrency) for w in known) / len(known)
+            self.last_speeds[pool] = (prefill, decode)
+        return self.last_speeds.get(pool, (0.0, 0.0))
 
 
 class Gateway:
@@ -66,6 +109,7 @@ class Gateway:
         self.models: dict[str, ServedModel] = {}
         self.id = f"gateway-{secrets.token_hex(4)}"
         self.metrics = GatewayMetrics(self.id)
+        self.read_scaling: Callable[[], dict[str, Any]] | None = None  # the policy's journal
         self._refreshing: asyncio.Task[None] | None = None
 
     def add_model(
@@ -75,8 +119,11 @@ class Gateway:
         chat_template: ChatTemplate | None = None,
         facts: tuple[str, ...] = (),
         rules: RoutingRules | None = None,
+        asleep: Asleep | None = None,
     ) -> ServedModel:
-        """Serve `name` as soon as it has a worker, spread over workers by `rules`."""
+        """Serve `name` as soon as it has a worker, spread over workers by `rules`; with `asleep`
+        requests wait for one that is woken.
+        """
         prompts = PromptReader(
             tokenizer, chat_template, num_threads=self.settings.tokenizer_threads
         )
@@ -85,9 +132,10 @@ class Gateway:
             prompts=prompts,
             facts=facts,
             rules=rules or RoutingRules(),
+            asleep=asleep,
             limits=Limits(
                 max_queued=self.settings.max_queued,
-                stranded_s=self.settings.stranded_s,
+                stranded_s=max(self.settings.stranded_s, 2 * asleep.wake_s if asleep else 0.0),
                 same_class_s=self.settings.same_class_s,
             ),
         )
@@ -101,14 +149,24 @@ class Gateway:
         name: str | None = None,
         chat_template: str | None = None,
         rules: RoutingRules | None = None,
+        wake_s: float | None = None,
+        max_model_len: int | None = None,
     ) -> ServedModel:
-        """Serve the text side of a checkpoint under `name` (its own name by default)."""
+        """Serve the text side of a checkpoint under `name` (its own name by default). With `wake_s`
+        it may sleep, and takes requests of up to `max_model_len` until a worker says better.
+        """
+        tokenizer = checkpoint.tokenizer()
+        asleep = None
+        if wake_s is not None:
+            context = max_model_len or checkpoint.config.max_position
+            asleep = Asleep(wake_s=wake_s, max_model_len=context, vocab_size=tokenizer.vocab_size)
         return self.add_model(
             name or checkpoint.name,
-            checkpoint.tokenizer(),
+            tokenizer,
             checkpoint.chat_template(chat_template),
             tuple(checkpoint.text_facts),
             rules,
+            asleep,
         )
 
     async def add_worker(self, link: WorkerLink) -> Worker:
@@ -121,6 +179,7 @@ class Gateway:
             )
         worker = Worker.of(link, said)
         model.workers[worker.id] = worker
+        model.met(worker)
         model.line.changed()
         if self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh_speeds())
@@ -157,7 +216,7 @@ class Gateway:
 
     def require_workers(self, model: ServedModel) -> None:
         """Raise `ApiError` 503 while no worker serves this model."""
-        if not model.workers:
+        if not model.workers and model.asleep is None:
             raise ApiError(
                 503,
                 f"No worker serves {model.name} right now; try again shortly.",

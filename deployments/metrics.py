@@ -80,6 +80,18 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
+        self._wanted = Gauge(
+            "polypath_scaling_wanted_workers",
+            "Workers that the scaling policy wants, by Serve's name of the pool",
+            ("deployment",),
+            registry=self.registry,
+        )
+        self._scaling_errors = Gauge(
+            "polypath_scaling_errors",
+            "How often the scaling policy failed and left every pool as it was",
+            registry=self.registry,
+        )
+
         self._key_requests = Counter(
             "polypath_gateway_key_requests",
             "Requests by the name of their API key: admitted, or the limit that refused them",
@@ -147,6 +159,14 @@ class GatewayMetrics:
         """How many answers wait here for a worker, and how long a new one would."""
         self._waiting.labels(self._gateway, model).set(num_waiting)
         self._queue_time.labels(self._gateway, model).set(queue_time_s)
+
+    def show_scaling(self, journal: Mapping[str, Any]) -> None:  # JSON
+        """What the scaling policy wants, and how often it failed, as its journal says."""
+        self._scaling_errors.set(journal.get("errors", 0))
+        self._wanted.clear()
+        for scaling in journal.get("models", {}).values():
+            for deployment, count in scaling["targets"].items():
+                self._wanted.labels(deployment).set(count)
 
     def render(self, workers: Iterable[WorkerStats]) -> bytes:
         """The text of /metrics: the workers' part first."""

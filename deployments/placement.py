@@ -81,9 +81,10 @@ def _share(fleet: FleetSpec, place: Place, left: list[Room]) -> float:
             number = int(room.free.get("GPU", 0.0) / gpus) if gpus else 1
             free = room.free.get("CPU", 0.0) - fleet.gateway_cpus
             parts += [free / number] * number
-    parts = sorted(parts, reverse=True)[: place.pool.num_workers]
+    wanted = max(1, place.pool.num_workers)  # one that sleeps needs a place to wake up in
+    parts = sorted(parts, reverse=True)[:wanted]
     parts = [math.floor(part * 100) / 100 for part in parts if part >= LEAST_CPUS]
-    if len(parts) < place.pool.num_workers:
+    if len(parts) < wanted:
         title = pool_title(fleet, place.model, place.pool)
         sentence = no_room(title, place.pool, place.fitting, len(parts))
         raise ConfigurationError(_prefixed(place, sentence))
@@ -112,7 +113,7 @@ def _require_room(fleet: FleetSpec, places: list[Place], nodes: Sequence[Node]) 
 def _items(place: Place) -> list[Item]:
     pool = place.pool
     item = Item(pool=pool, demand=pool.demand(), fits=lambda node: fits(pool, node))
-    return [item] * pool.num_workers
+    return [item] * max(1, pool.num_workers)
 
 
 def _rooms(nodes: Sequence[Node]) -> list[Room]:

@@ -33,6 +33,14 @@ NAME = "worker"
 REFUSAL_MARGIN = 64  # calls beyond the engine's own limits, so that it is the engine that says 429
 HEARTBEAT_LIMIT_S = 120.0  # the longest step we believe in
 DRAIN_S = 30.0  # a worker that leaves goes on for so long with what it has
+OBEDIENT = {  # a deployment that has what the policy says, at once; its own delays are the policy's
+    "upscale_delay_s": 0.0,
+    "downscale_delay_s": 0.0,
+    "downscale_to_zero_delay_s": 0.0,
+    "metrics_interval_s": 1.0,
+    "look_back_period_s": 2.0,
+    "target_ongoing_requests": 1e6,  # no policy but ours is asked; this is for its absence
+}
 STOP_MARGIN_S = 20.0  # then it hands over and stops its engine, before Serve kills it
 
 logger = logging.getLogger("polypath.pool")
@@ -150,10 +158,15 @@ def worker_deployment(
     pool: PoolSpec, *, name: str = NAME, startup_key: str | None = None
 ) -> Application:
     """A pool of workers, bound."""
+    count: dict[str, Any] = {"num_replicas": pool.num_workers}
+    if pool.is_elastic:
+        bounds = {"min_replicas": pool.num_workers, "max_replicas": pool.most_workers}
+        count = {"autoscaling_config": {**bounds, **OBEDIENT}}
     deployment = serve.deployment(
         name=name,
-        num_replicas=pool.num_workers,
+        **count,
         max_ongoing_requests=pool.at_most() + REFUSAL_MARGIN,
+        max_surge_percent=pool.max_surge_percent,
         ray_actor_options=actor_options(pool),
         health_check_period_s=1,
         health_check_timeout_s=60,  # a machine that was suspended comes back late, not dead

@@ -14,6 +14,7 @@ class PoolStart:
     title: str
     num_workers: int
     records: list[StartupRecord]
+    is_elastic: bool = False  # more records may be more workers, and not one that died
 
     @property
     def num_ready(self) -> int:
@@ -32,7 +33,7 @@ class PoolStart:
     @property
     def died_in(self) -> str | None:
         """The stage in which a process ended without a word, since another took its place."""
-        if len(self.records) <= self.num_workers:
+        if self.is_elastic or len(self.records) <= self.num_workers:
             return None
         events = next((r.events for r in self.records if not r.is_ready), [])
         return str(events[-1]["stage"]) if events else "its first lines"

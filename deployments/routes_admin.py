@@ -52,6 +52,15 @@ def admin_routes(gateway: Gateway, auth: AuthConfig, ledger: LedgerLink) -> APIR
         data = [_key(key, await ledger.standing(key.name)) for key in auth.keys]
         return json_response({"object": "list", "data": data})
 
+    async def scaling(_: HttpRequest) -> Response:
+        if gateway.read_scaling is None:
+            raise ApiError(404, "No pool of this server is scaled: give one max_workers.")
+        journal = await asyncio.to_thread(gateway.read_scaling)
+        names = dict(enumerate(gateway.models))
+        models = {names[int(n)]: said for n, said in journal.get("models", {}).items()}
+        return json_response({**journal, "models": models})
+
+    router.add_api_route("/scaling", scaling, methods=["GET"])
     router.add_api_route("/workers", workers, methods=["GET"])
     router.add_api_route("/workers/{worker_id}/drain", drain, methods=["POST"])
     router.add_api_route("/workers/{worker_id}/undrain", undrain, methods=["POST"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from .json_response import json_response
 from .metrics import WorkerStats
 from .served_worker import Worker
 
+ASLEEP = "asleep"  # well: a request wakes it
 READ = ["GET"]  # and HEAD: edge.py
 FRONT_PAGE = {
     "polypath": "One model name over machines that differ; OpenAI's API under /v1.",
@@ -62,6 +64,8 @@ def info_routes(gateway: Gateway) -> APIRouter:
         workers = [worker for worker in gateway.all_workers() if worker.id in stats]
         for model in gateway.models.values():
             gateway.metrics.show_queue(model.name, len(model.line), model.line.queue_time_s())
+        if gateway.read_scaling is not None:
+            gateway.metrics.show_scaling(await asyncio.to_thread(gateway.read_scaling))
         text = gateway.metrics.render(_worker_stats(worker, stats[worker.id]) for worker in workers)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -101,14 +105,14 @@ def health_report(gateway: Gateway, stats: dict[str, dict[str, Any] | None]) -> 
         answers = [stats.get(worker_id) for worker_id in model.workers]
         alive = [answer for answer in answers if answer is not None]
         if not model.workers:
-            models[model.name] = "no worker"
+            models[model.name] = "no worker" if model.asleep is None else ASLEEP
         elif not alive:
             models[model.name] = "no worker answers"
         elif all(_is_stuck(answer, limit_s) for answer in alive):
             models[model.name] = f"no step for {limit_s:g} s"
         else:
             models[model.name] = "ok"
-    is_well = bool(models) and all(state == "ok" for state in models.values())
+    is_well = bool(models) and all(state in ("ok", ASLEEP) for state in models.values())
     return {"status": "ok" if is_well else "unavailable", "models": models}
 
 

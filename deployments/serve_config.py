@@ -19,6 +19,7 @@ from ..runtime.config import EngineConfig
 from ..runtime.errors import ConfigurationError
 from ..runtime.planning.explanation import refuse_unknown_names
 from .api_settings import ApiSettings
+from .autoscaling import ScalingRules
 from .fleet import FleetSpec, ModelSpec, PoolSpec
 from .label_selector import parse_rule, why_not_key
 from .router import RoutingRules
@@ -133,6 +134,7 @@ def _model(document: Document, loc: Loc, entry: ModelEntry, faults: list[Fault])
         pools=tuple(pools),
         rules=_rules(loc, entry, faults),
         auto_pools=entry.pools == "auto",
+        scaling=ScalingRules(**entry.scaling.model_dump(exclude_none=True)),
         where=document.place(loc),
     )
 
@@ -186,7 +188,11 @@ def _pool(
     return PoolSpec(
         name=entry.name,
         engine=engine,
-        num_workers=max(1, entry.min_workers),
+        num_workers=entry.min_workers,
+        max_workers=entry.max_workers,
+        price=entry.price or 1.0,
+        cold_start_s=entry.cold_start_s or 60.0,
+        max_surge_percent=entry.max_surge_percent,
         num_cpus=entry.num_cpus,
         num_gpus=entry.num_gpus,
         resources=dict(entry.resources),
@@ -204,18 +210,17 @@ def _pool_faults(loc: Loc, entry: PoolEntry) -> Iterator[Fault]:
             f"{spell((*loc, 'name'))} is {entry.name[:80]!r}; letters, digits, - _ . "
             "and at most 63 characters",
         )
-    if entry.min_workers == 0:
+    if entry.min_workers == 0 and entry.max_workers is None:
         yield (
             (*loc, "min_workers"),
-            f"{spell((*loc, 'min_workers'))} is 0; pools that sleep are not built yet: give 1 or "
-            "more",
+            f"{spell((*loc, 'min_workers'))} is 0 without max_workers: the pool could never have a "
+            "worker; give max_workers 1 or more",
         )
-    if entry.max_workers is not None and entry.max_workers != entry.min_workers:
-        sense = "less than" if entry.max_workers < entry.min_workers else "not"
+    if entry.max_workers is not None and entry.max_workers < entry.min_workers:
         yield (
             (*loc, "max_workers"),
-            f"{spell((*loc, 'max_workers'))} is {entry.max_workers}, {sense} min_workers "
-            f"{entry.min_workers}; autoscaling is not built yet: give both the same number",
+            f"{spell((*loc, 'max_workers'))} is {entry.max_workers}, less than min_workers "
+            f"{entry.min_workers}; give at least as many",
         )
     if entry.num_gpus > 1:
         yield (

@@ -32,6 +32,7 @@ ENGINE_HELP = {
     "ops": "Who computes the other operations.",
     "linear_method": "How weights are stored and multiplied.",
     "quantization": "At most so many bits a weight, int8 or int4; by default as stored.",
+    "flash_attn_library": "File of vLLM's FA3 extension (_vllm_fa3_C.abi3.so), without vLLM.",
     "num_threads": "CPU threads of a step; at most, and by default, the CPUs that Ray gave.",
     "page_size": "Tokens a KV page; a power of two.",
     "kv_bytes": "Size of the KV pool: 512MB, 1GiB or bytes.",
@@ -111,12 +112,35 @@ class PoolEntry(Entry):
     accelerator_type: str | None = Field(
         default=None, description="Ray's name of the card that the node must have, such as H100."
     )
-    min_workers: int = Field(default=1, ge=0, description="Workers that always run.")
+    min_workers: int = Field(
+        default=1,
+        ge=0,
+        description="Workers that always run; with 0 the pool sleeps until it is needed.",
+    )
     max_workers: int | None = Field(
         default=None,
         ge=1,
-        description="Workers under load; min_workers by default, and nothing else before "
-        "autoscaling is there.",
+        description="Workers under load; min_workers by default. More: the pool is scaled "
+        "(docs/autoscaling.md).",
+    )
+    price: float | None = Field(
+        default=None,
+        gt=0,
+        description="Of one worker for an hour, in any currency, beside the other pools' prices; "
+        "1 by default.",
+    )
+    cold_start_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds from the wish for a worker to its first token, node included; 60 by "
+        "default. A request for a sleeping model is held for twice as long at most.",
+    )
+    max_surge_percent: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="Share of its workers that an update starts before it stops old ones, where "
+        "there is room for them; by default a fifth of the pool is stopped first.",
     )
     engine: EngineEntry = Field(  # pyright: ignore[reportInvalidTypeForm]
         default_factory=EngineEntry, description="Engine options of this pool; they win."
@@ -132,6 +156,28 @@ Pools = Annotated[
     | Annotated[list[PoolEntry], Field(min_length=1), Tag("list")],
     Discriminator(_pools_kind),
 ]
+
+
+class ScalingEntry(Entry):
+    """How the pools of a model follow its load."""
+
+    target_queue_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="A new answer should not wait longer for a worker; 5 by default.",
+    )
+    scale_down_delay_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="A worker that was not wanted for so long is let go; 120 by default.",
+    )
+    max_utilization: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the workers' measured speed that what arrives may take; 0.75 by "
+        "default.",
+    )
 
 
 class ModelEntry(Entry):
@@ -163,6 +209,9 @@ class ModelEntry(Entry):
         default=None,
         description="Whether the next preferred pool is used while the better ones are full; true "
         "by default. False: requests wait for the best pool that can serve them.",
+    )
+    scaling: ScalingEntry = Field(
+        default_factory=ScalingEntry, description="How its pools follow the load."
     )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from ..runtime.errors import QueueFullError
+from .arrivals import Arrivals
+from .autoscaling import Tokens
 from .errors import ApiError, retry_after
 from .forecast import AHEAD
 from .needs import no_capable_worker
@@ -17,6 +19,7 @@ from .served_worker import Job, Worker
 
 PATIENCE = 3.0  # goals: what waited for so long is late, and waits for no others any more
 LOOK_AHEAD = 64  # waiting answers that one pass counts for workers that they wait for
+ASLEEP_QUEUE = 256  # before the first worker was seen
 TICK_S = 0.05  # while answers wait: other gateways' load changes without a word to us
 
 OnPlaced = Callable[[Decision, float], None]
@@ -79,6 +82,15 @@ class Line:
         self._wait_s = 0.0  # moving average of how long placed answers had waited
         self._pass: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self.arrivals = Arrivals()  # of new answers
+        self.asleep_queue = ASLEEP_QUEUE  # answers that may wait while there is no worker
+
+    def waiting_tokens(self) -> Tokens:
+        """Of all answers that wait here."""
+        return Tokens(
+            prompt=sum(ticket.ask.num_prompt for ticket in self._tickets),
+            new=sum(ticket.ask.num_answer for ticket in self._tickets),
+        )
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -113,6 +125,8 @@ class Line:
     def _max_queued(self) -> int:
         if self.limits.max_queued is not None:
             return self.limits.max_queued
+        if not self._workers:
+            return self.asleep_queue
         return sum(worker.max_waiting for worker in self._workers.values())
 
     async def place(
@@ -137,6 +151,8 @@ class Line:
             since_s=loop.time(),
             last_error=last_error,
         )
+        if not ask.is_resumed and last_error is None:
+            self.arrivals.add(ask.num_prompt, ask.num_answer, loop.time())
         bisect.insort(self._tickets, ticket, key=lambda each: each.order)
         self._dispatch()
         try:

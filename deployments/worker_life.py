@@ -23,11 +23,17 @@ class WorkerLife:
             self._known[pool.title] |= new
             self._starting[pool.title] |= new
             if new:
-                yield f"{_worker(pool)} died; a new one is starting"
+                yield f"{_worker(pool)} {_why(pool)}"
             for record in pool.records:
                 if record.is_ready and record.pid in self._starting[pool.title]:
                     self._starting[pool.title].discard(record.pid)
-                    yield f"{_worker(pool)} is back (process {record.pid})"
+                    verb = "is ready" if pool.is_elastic else "is back"
+                    yield f"{_worker(pool)} {verb} (process {record.pid})"
+
+
+def _why(pool: PoolStart) -> str:
+    """A pool that is scaled starts workers for more than one reason."""
+    return "is starting" if pool.is_elastic else "died; a new one is starting"
 
 
 def _pids(pool: PoolStart) -> set[int]:

@@ -17,6 +17,13 @@ def probe(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON that `polypath plan --hardware` reads.")
     ] = False,
+    ray_labels: Annotated[
+        bool,
+        typer.Option(
+            "--ray-labels",
+            help="Print labels for `ray start --labels`: device, isa, cores, memory, card.",
+        ),
+    ] = False,
 ) -> None:
     """Look at this node.
 
@@ -26,7 +33,14 @@ def probe(
 
     from ...runtime.planning.probe import probe as look
 
+    if as_json and ray_labels:
+        raise typer.BadParameter("--json and --ray-labels are two outputs; give one")
     hardware = look()
+    if ray_labels:
+        from ..node_labels import as_option, node_labels
+
+        typer.echo(as_option(node_labels(hardware)))
+        return
     if as_json:
         typer.echo(json.dumps(hardware.to_json(), indent=2))
         return

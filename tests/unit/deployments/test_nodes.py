@@ -17,8 +17,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_our_own_cluster_yaml_gives_its_types() -> None:
     types = {found.name: found for found in node_types(ROOT / "cluster.yaml")}
-    assert {name: found.count for name, found in types.items()} == {"head": 1, "cpu": 2, "gpu": 2}
-    assert types["gpu"].labels == {"pool": "gpu"} and types["gpu"].total == {"CPU": 8, "GPU": 1}
+    assert {name: found.count for name, found in types.items()} == {
+        "head": 1,
+        "cpu": 2,
+        "t4": 2,
+        "l4": 2,
+    }
+    assert types["t4"].labels == {"pool": "t4"} and types["t4"].accelerators == ("T4",)
+    assert types["l4"].has("GPU") == 1 and not types["l4"].has("accelerator_type:T4")
     assert not any(found.is_there for found in types.values())
 
 

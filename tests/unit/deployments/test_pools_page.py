@@ -19,6 +19,7 @@ from polypath.deployments.serve_schema import (
     GatewayEntry,
     ModelEntry,
     PoolEntry,
+    ScalingEntry,
     ServeEntry,
 )
 from polypath.tests.unit.deployments.serve_files import node
@@ -70,7 +71,9 @@ def test_the_example_of_rays_own_file_is_one(tmp_path: Path) -> None:
     place(fleet_from_args(content["applications"][0]["args"]), mixed_fleet())
 
 
-@pytest.mark.parametrize("entry", [ServeEntry, GatewayEntry, ModelEntry, PoolEntry, EngineEntry])
+@pytest.mark.parametrize(
+    "entry", [ServeEntry, GatewayEntry, ModelEntry, ScalingEntry, PoolEntry, EngineEntry]
+)
 def test_every_key_is_on_the_page_as_the_schema_describes_it(entry: type[Entry]) -> None:
     rows = [f"| `{name}` | {field.description} |" for name, field in entry.model_fields.items()]
     assert [row for row in rows if row not in PAGE] == []

@@ -17,6 +17,7 @@ from polypath.deployments.serve_schema import (
     GatewayEntry,
     ModelEntry,
     PoolEntry,
+    ScalingEntry,
     ServeEntry,
 )
 from polypath.runtime.config import EngineConfig
@@ -136,8 +137,9 @@ def pool(keys: str, model: str = "") -> str:
         (pool("", "prefer: [a, a],"), "prefer names a pool twice"),
         (pool("", "spill: false,"), "spill says nothing without prefer"),
         ("models: [{pools: auto, prefer: [a]}]", "with pools: auto there are none yet"),
-        (pool("min_workers: 0"), "pools[0].min_workers is 0; pools that sleep are not built yet"),
-        (pool("min_workers: 1, max_workers: 3"), "max_workers is 3, not min_workers 1"),
+        (pool("min_workers: 0"), "pools[0].min_workers is 0 without max_workers: the pool could"),
+        (pool("price: 0"), "price"),
+        (pool("cold_start_s: -1"), "cold_start_s"),
         (pool("min_workers: 3, max_workers: 1"), "max_workers is 1, less than min_workers 3"),
         (pool("num_gpus: 2"), "a worker runs on one GPU"),
         (pool("num_gpus: 0.5"), "num_gpus 0.5 shares a card, but memory_share is not given"),
@@ -199,9 +201,34 @@ def test_rays_own_file_gives_the_same_keys_without_where_to_listen() -> None:
 
 
 def test_every_key_is_documented() -> None:
-    entries: tuple[type[Entry], ...] = (ServeEntry, ModelEntry, PoolEntry, GatewayEntry, ApiEntry)
+    entries: tuple[type[Entry], ...] = (
+        ServeEntry,
+        ModelEntry,
+        ScalingEntry,
+        PoolEntry,
+        GatewayEntry,
+        ApiEntry,
+    )
     for entry in entries:
         silent = [name for name, field in entry.model_fields.items() if not field.description]
         assert not silent, entry
     options = {option.name for option in fields(EngineConfig)} - set(NO_ENGINE_OPTION)
     assert set(ENGINE_HELP) == options
+
+
+def test_a_pool_that_is_scaled_carries_its_rules(tmp_path: Path) -> None:
+    text = """\
+        models:
+          - model: /m
+            name: m
+            scaling: {target_queue_s: 2.5, scale_down_delay_s: 30, max_utilization: 0.5}
+            pools:
+              - {name: a, min_workers: 0, max_workers: 3, price: 0.5, cold_start_s: 20}
+              - {name: b, min_workers: 2}
+    """
+    (model,) = read(tmp_path, text).fleet.models
+    assert (model.scaling.target_queue_s, model.scaling.scale_down_delay_s) == (2.5, 30)
+    a, b = (pool.scaling_rules() for pool in model.pools)
+    assert (a.min_workers, a.max_workers, a.price, a.cold_start_s) == (0, 3, 0.5, 20)
+    assert (b.min_workers, b.max_workers, b.price) == (2, 2, 1.0)
+    assert [pool.is_elastic for pool in model.pools] == [True, False]
