@@ -82,12 +82,12 @@ inline __attribute__((always_inline)) void multiply_block(const float* a, int a_
   }
 }
 
-// Rows of 8 numbers, in[0..8), as columns of `out`, whose rows are `stride` apart.
+// Rows of 8 numbers, in[0..8) + at, as columns.
 template <typename Stored>
-inline void transpose(const Stored* const* in, float* out, int stride) {
+inline __attribute__((always_inline)) void transpose(const Stored* const* in, int at, Lanes* out) {
 #if defined(__AVX2__)
   __m256 a[8], b[8];
-  for (int i = 0; i < 8; ++i) a[i] = load(in[i]);
+  for (int i = 0; i < 8; ++i) a[i] = load(in[i] + at);
   for (int i = 0; i < 8; i += 2) {
     b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
     b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
@@ -99,12 +99,12 @@ inline void transpose(const Stored* const* in, float* out, int stride) {
     a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
   }
   for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(out + i * stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-    _mm256_storeu_ps(out + (i + 4) * stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    out[i] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x20);
+    out[i + 4] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x31);
   }
 #else
   for (int i = 0; i < 8; ++i) {
-    for (int k = 0; k < 8; ++k) out[i * stride + k] = widen(in[k][i]);
+    for (int k = 0; k < 8; ++k) out[i][k] = widen(in[k][at + i]);
   }
 #endif
 }
@@ -119,20 +119,24 @@ int64_t bytes_each(const Pool& pool) { return pool.type == KvType::kFloat ? size
 int64_t token_bytes(const Pool& pool) { return bytes_each(pool) * pool.kv_heads * pool.head_dim; }
 int64_t to_values(const Pool& pool) { return token_bytes(pool) * pool.page_size; }
 
-// Finds keys first .. first + count of one KV head and asks memory for them and their values.
+// Finds keys first .. first + count of one KV head.
 void find_keys(const Pool& pool, const int32_t* pages, int kv_head, int first, int count, Places* places) {
   const int64_t size = bytes_each(pool) * pool.head_dim, values = to_values(pool);
   int page = first / pool.page_size, offset = first % pool.page_size;
   for (int k = 0; k < count; ++k) {
-    const char* at = static_cast<const char*>(pool.data) + pages[page] * 2 * values + offset * token_bytes(pool) + kv_head * size;
-    for (int64_t i = 0; i < size; i += 64) {
-      __builtin_prefetch(at + i);
-      __builtin_prefetch(at + values + i);
-    }
-    places->keys[k] = at;
+    places->keys[k] =
+        static_cast<const char*>(pool.data) + pages[page] * 2 * values + offset * token_bytes(pool) + kv_head * size;
     if (++offset == pool.page_size) offset = 0, ++page;
   }
-  places->count = count;
+  places->count = std::max(0, count);
+}
+
+// Asks memory for some of them: `size` bytes of each, `ahead` bytes behind its key. Keys lie a power of two apart in many
+// models, so that few places of a first-level cache could hold them: the second level is near enough.
+inline void prefetch(const Places& places, int first, int last, int64_t ahead, int64_t size) {
+  for (int k = first; k < std::min(last, places.count); ++k) {
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(places.keys[k] + ahead + i, 0, 2);
+  }
 }
 
 // The keys as columns [dim][kKeyTile]; what is missing is zero.
@@ -146,11 +150,12 @@ void load_keys(const Places& places, int n, float* keys) {
     }
     int i = 0;
     for (; i + kLanes <= n; i += kLanes) {
-      transpose(key, keys + i * kKeyTile + k0, kKeyTile);
-      for (int j = 0; j < kLanes; ++j) key[j] += kLanes;
+      Lanes columns[kLanes];
+      transpose(key, i, columns);
+      for (int d = 0; d < kLanes; ++d) save(keys + (i + d) * kKeyTile + k0, columns[d]);
     }
-    for (int d = 0; i + d < n; ++d) {
-      for (int j = 0; j < kLanes; ++j) keys[(i + d) * kKeyTile + k0 + j] = widen(key[j][d]);
+    for (; i < n; ++i) {
+      for (int j = 0; j < kLanes; ++j) keys[i * kKeyTile + k0 + j] = widen(key[j][i]);
     }
   }
 }
@@ -268,32 +273,118 @@ struct Tile {
   const float* values;
 };
 
-// Query heads r .. r + rows of the piece meet one tile of keys.
-template <int dim, int rows>
-inline __attribute__((always_inline)) void attend_block(const Call& c, const Piece& p, const Tile& tile, int r,
-                                                        const float* q, const Softmax& part) {
-  const int n = dim ? dim : c.pool->head_dim, stride = dim ? dim : stride_of(c), group = c.group();
-  alignas(64) float scores[rows * kKeyTile];
-  float keep[rows];
-  for (int k = 0; k < kKeyTile; k += 2 * kLanes) {
-    multiply_block<rows>(q + static_cast<int64_t>(r) * stride, stride, n, tile.keys + k, kKeyTile, scores + k, kKeyTile,
-                         nullptr);
-  }
+// Scores of query heads r .. r + rows over `count` keys from `first` on become weights; `keep` is for earlier sums.
+template <int rows>
+inline __attribute__((always_inline)) void weigh(const Call& c, const Piece& p, int first, int count, int r, float* scores,
+                                                 const Softmax& part, float* keep) {
   float top[rows];
   bool sees_keys[rows];
-  const int position0 = position_of(c, p) - tile.first, last = p.queries * group - 1;
+  const int position0 = position_of(c, p) - first, last = p.queries * c.group() - 1;
   for (int b = 0; b < rows; ++b) {
-    const int position = position0 + std::min(r + b, last) / group;
-    const int low = c.window > 0 ? std::max(0, position - c.window + 1) : 0, high = std::min(tile.count, position + 1);
+    const int position = position0 + std::min(r + b, last) / c.group();
+    const int low = c.window > 0 ? std::max(0, position - c.window + 1) : 0, high = std::min(count, position + 1);
     sees_keys[b] = low < high;
     top[b] = scale_scores(scores + b * kKeyTile, low, high, c.scale, part.highest[r + b]);
   }
   for (int b = 0; b < rows; ++b) {
     keep[b] = soften(scores + b * kKeyTile, sees_keys[b], top[b], part.highest + r + b, part.total + r + b);
   }
+}
+
+// Query heads r .. r + rows of the piece meet one tile of keys.
+template <int dim, int rows>
+inline __attribute__((always_inline)) void attend_block(const Call& c, const Piece& p, const Tile& tile, int r,
+                                                        const float* q, const Softmax& part) {
+  const int n = dim ? dim : c.pool->head_dim, stride = dim ? dim : stride_of(c);
+  alignas(64) float scores[rows * kKeyTile];
+  float keep[rows];
+  for (int k = 0; k < kKeyTile; k += 2 * kLanes) {
+    multiply_block<rows>(q + static_cast<int64_t>(r) * stride, stride, n, tile.keys + k, kKeyTile, scores + k, kKeyTile,
+                         nullptr);
+  }
+  weigh<rows>(c, p, tile.first, tile.count, r, scores, part, keep);
   for (int i = 0; i < stride; i += 2 * kLanes) {
     multiply_block<rows>(scores, kKeyTile, kKeyTile, tile.values + i, stride,
                          part.acc + static_cast<int64_t>(r) * stride + i, stride, keep);
+  }
+}
+
+// The same for the heads of a single query, which are too few to pay for a copy of the tile: keys are turned in registers
+// and values read in place, while `next` is fetched. Every sum is made in the same order.
+template <int dim, int rows, typename Stored>
+__attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, int first, const Places& here,
+                                               const Places& next, const float* q, const Softmax& part) {
+  const int stride = dim ? dim : stride_of(c), n = dim ? dim : c.pool->head_dim;
+  const int64_t behind = to_values(*c.pool), size = n * static_cast<int64_t>(sizeof(Stored));
+  static const Stored zeros[kMaxDim] = {};
+  alignas(64) float scores[rows * kKeyTile];
+  for (int k0 = 0; k0 < kKeyTile; k0 += kLanes) {
+    prefetch(next, k0, k0 + kLanes, 0, size);
+    const Stored* key[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+      key[j] = k0 + j < here.count ? reinterpret_cast<const Stored*>(here.keys[k0 + j]) : zeros;
+    }
+    Lanes sums[rows] = {};
+    for (int i = 0; i < n; i += kLanes) {
+      Lanes columns[kLanes];
+      transpose(key, i, columns);
+#pragma GCC unroll 8
+      for (int d = 0; d < kLanes; ++d) {
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; ++r) sums[r] = multiply_add(columns[d], spread(q[r * stride + i + d]), sums[r]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) save(scores + r * kKeyTile + k0, sums[r]);
+  }
+  float keep[rows];
+  weigh<rows>(c, p, first, here.count, 0, scores, part, keep);
+  for (int i = 0; i < n; i += 2 * kLanes) {
+    prefetch(next, i * kKeyTile / n, (i + 2 * kLanes) * kKeyTile / n, behind, size);
+    Lanes sums[rows][2];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) sums[r][h] = load(part.acc + r * stride + i + h * kLanes) * keep[r];
+    }
+    for (int k = 0; k < here.count; ++k) {
+      const auto* value = reinterpret_cast<const Stored*>(here.keys[k] + behind) + i;
+      const Lanes v0 = load(value), v1 = load(value + kLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) {
+        const Lanes weight = spread(scores[r * kKeyTile + k]);
+        sums[r][0] = multiply_add(v0, weight, sums[r][0]);
+        sums[r][1] = multiply_add(v1, weight, sums[r][1]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) save(part.acc + r * stride + i + h * kLanes, sums[r][h]);
+    }
+  }
+}
+
+constexpr int kFewHeads = 4;  // of a query on one KV head
+
+// Where a single query's tile is read in place: few heads, and whole vectors in a head; and only where multiply_add
+// rounds once, whatever stands around it: elsewhere the compiler may sum the two forms in different orders.
+bool reads_in_place(const Call& c, const Piece& p) {
+#if defined(__AVX2__) && defined(__FMA__)
+  constexpr bool kIsFused = true;
+#else
+  constexpr bool kIsFused = false;
+#endif
+  return kIsFused && p.queries == 1 && c.group() <= kFewHeads && c.pool->head_dim % (2 * kLanes) == 0;
+}
+
+template <int dim, typename Stored>
+auto in_place(int rows) {
+  switch (rows) {
+    case 1: return attend_in_place<dim, 1, Stored>;
+    case 2: return attend_in_place<dim, 2, Stored>;
+    case 3: return attend_in_place<dim, 3, Stored>;
+    default: return attend_in_place<dim, kFewHeads, Stored>;
   }
 }
 
@@ -308,16 +399,27 @@ __attribute__((noinline)) void attend_range(const Call& c, const Piece& p, int r
   // Tiles of keys begin at fixed places too; those that no query sees change nothing and are left out.
   const int begin = std::max(range * kRange, oldest_key(c, p) / kKeyTile * kKeyTile);
   const int end = std::min((range + 1) * kRange, position_of(c, p) + p.queries);
+  const bool is_float = c.pool->type == KvType::kFloat, is_in_place = reads_in_place(c, p);
+  const auto attend = is_float ? in_place<dim, float>(c.group()) : in_place<dim, Bfloat>(c.group());
+  const int64_t behind = to_values(*c.pool), size = bytes_each(*c.pool) * c.pool->head_dim;
   Places places[2];
   auto find = [&](int k0) {
-    const int count = std::min(kKeyTile, end - k0);
-    if (count > 0) find_keys(*c.pool, pages, p.kv_head, k0, count, &places[k0 / kKeyTile % 2]);
+    Places& found = places[k0 / kKeyTile % 2];
+    find_keys(*c.pool, pages, p.kv_head, k0, std::min(kKeyTile, end - k0), &found);
+    if (!is_in_place || k0 == begin) {
+      prefetch(found, 0, kKeyTile, 0, size);
+      prefetch(found, 0, kKeyTile, behind, size);
+    }
   };
   find(begin);
   for (int k0 = begin; k0 < end; k0 += kKeyTile) {
     find(k0 + kKeyTile);
     const Places& here = places[k0 / kKeyTile % 2];
-    const auto load_it = c.pool->type == KvType::kFloat ? load_tile<float> : load_tile<Bfloat>;
+    if (is_in_place) {
+      attend(c, p, k0, here, places[(k0 / kKeyTile + 1) % 2], q, part);
+      continue;
+    }
+    const auto load_it = is_float ? load_tile<float> : load_tile<Bfloat>;
     load_it(*c.pool, here, stride, keys, values);
     const Tile tile{k0, here.count, keys, values};
     int r = 0;

@@ -43,6 +43,18 @@ inline Lanes larger(const Lanes& a, const Lanes& b) {
 #endif
 }
 
+using Mask = int32_t __attribute__((vector_size(4 * kLanes)));  // of a comparison: -1 where it holds
+
+inline bool any_of(const Mask& m) {
+#if defined(__AVX2__)
+  return _mm256_movemask_epi8(__m256i(m)) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < kLanes; ++i) found |= m[i];
+  return found != 0;
+#endif
+}
+
 inline float total_of(const Lanes& v) {
   return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }

@@ -156,9 +156,12 @@ def multiply_twin(
     rows, inputs = x_RK.shape
     padded = -(-inputs // GROUP) * GROUP
     x = torch.nn.functional.pad(x_RK, (0, padded - inputs)).view(rows, -1, GROUP)
-    scale = x.abs().amax(-1, keepdim=True) / 127.0
-    inverse = torch.where(scale > 0, 127.0 / (scale * 127.0), torch.zeros_like(scale))
-    rounded = (x * inverse).round()
+    largest = x.abs().amax(-1, keepdim=True)
+    scale = largest / 127.0
+    # The kernel's own steps, so that ties fall to the same side; 127.0 / tensor is none of them,
+    # since torch multiplies by a reciprocal there.
+    inverse = torch.full_like(largest, 127.0) / largest
+    rounded = (x * torch.where(largest > 0, inverse, torch.zeros_like(largest))).round()
     restored = (rounded * scale).double().view(rows, padded)[:, :inputs]
     out = restored @ weights.T
     return (out if bias_N is None else out + bias_N.double()).float()

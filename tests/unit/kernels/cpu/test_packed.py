@@ -121,8 +121,8 @@ def test_many_rows_are_what_each_is_alone(library: Library, rows: int, storage: 
     matrix = packed(library, storage, torch.randn(45, 1000))
     x, bias = torch.randn(rows, 1000), torch.randn(45)
     whole = matrix.multiply(x, bias)
-    twin = multiply_twin(x, matrix, bias)  # of so many inputs one may be rounded the other way
-    assert float((whole - twin).norm() / twin.norm()) < 1e-4
+    twin = multiply_twin(x, matrix, bias)  # one input rounded the other way would give over 5e-5
+    assert float((whole - twin).norm() / twin.norm()) < 1e-5
     for row in {0, 3, rows // 2, rows - 2, rows - 1}:
         assert torch.equal(matrix.multiply(x[row : row + 1], bias)[0], whole[row])
 
