@@ -26,7 +26,13 @@ class AnswerLength:
     def expected(self, sampling: SamplingParams) -> int:
         """Tokens that an answer with these rules will likely have; at least 1."""
         limit = sampling.max_tokens
-        if sampling.ignore_eos and limit is not None and not sampling.stop_token_ids:
+        if limit is not None and is_known(sampling):
             return max(1, limit)
         guess = max(round(self._mean), sampling.min_tokens, 1)
         return guess if limit is None else max(1, min(guess, limit))
+
+
+def is_known(sampling: SamplingParams) -> bool:
+    """Whether an answer with these rules is just as long as it may be."""
+    ends_itself = not sampling.ignore_eos or bool(sampling.stop_token_ids)
+    return sampling.max_tokens is not None and not ends_itself

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import EngineError, PolypathError, QueueFullError, RequestError
 from ..runtime.request import FinishReason, Request, RequestOutput, StepCount
+from .answer_length import is_known
 from .errors import ApiError
 from .router import Ask
 from .served_worker import CLASS_FIELDS
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .served_worker import Job, Worker
     from .waiting import Line
 
+DOUBT = 0.5  # of lengths that are only expected: with it most answers keep goals near full load
 MAX_STEP_FAILURES = 2  # a request whose step fails on so many workers is likely the reason itself
 REFUSED_S = 0.2  # a worker that said its queue is full is asked again after this, then twice that
 FAILED_S = 0.5  # a worker whose stream broke gets nothing for so long; by then its list is true
@@ -164,6 +166,7 @@ class Attempts:
             avoids=self._avoids,
             came_from=before,
             due_s=self._due_s(),
+            doubt=0.0 if is_known(self._request.sampling) else DOUBT,
         )
         try:
             job = await self._line.place(

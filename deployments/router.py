@@ -73,6 +73,7 @@ class Ask:
     came_from: Worker | None = None  # the worker that it is resumed from
     may_change_class: bool = True  # False: wait for a worker of the same class
     due_s: float | None = None  # of the loop's clock: when its last token is to be there
+    doubt: float = 0.0  # by this share it may well take longer than expected
 
     @property
     def is_resumed(self) -> bool:
@@ -159,7 +160,7 @@ def choose(ask: Ask, workers: Iterable[Worker], forecasts: Forecasts) -> Decisio
     group = _same_class(ask, fit) if ask.is_resumed else _best_pool(ask, fit)
     best = min(group, key=lambda candidate: _cost(candidate, forecasts))
     reason = _reason(ask, best, fit)
-    if best.full is not None and is_late(ask.due_s, forecasts.now_s, _soonest_s(group)):
+    if best.full is not None and _is_late(ask, group, forecasts):
         # It waits for nothing: where it is to be late anyway it need not keep others waiting too.
         free = [candidate for candidate in group if candidate.full is None]
         if free:
@@ -175,8 +176,13 @@ def is_late(due_s: float | None, now_s: float, seconds: float) -> bool:
     return due_s is not None and now_s + seconds > due_s
 
 
-def _soonest_s(group: Iterable[Candidate]) -> float:
-    return min(_seconds(candidate) for candidate in group)
+def _is_late(ask: Ask, group: Iterable[Candidate], forecasts: Forecasts) -> bool:
+    """Whether it would be late at every one of these."""
+    soonest_s = min(
+        _seconds(each) + ask.doubt * (_seconds(each) - forecasts.of(each.worker).wait_s)
+        for each in group
+    )
+    return is_late(ask.due_s, forecasts.now_s, soonest_s)
 
 
 def _seconds(candidate: Candidate) -> float:

@@ -61,7 +61,7 @@ class Ticket:
         due_s = self.ask.due_s
         yields = (
             due_s is not None
-            and is_late(due_s, now_s, self.service_s)
+            and is_late(due_s, now_s, (1.0 + self.ask.doubt) * self.service_s)
             and now_s - self.since_s < PATIENCE * (due_s - self.since_s)
         )
         return (priority, yields, arrived_s, number)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polypath.deployments.needs import Needs
+from polypath.deployments.resume import DOUBT
 from polypath.deployments.router import Ask, Policy, RoutingRules
 from polypath.deployments.served_worker import Worker
 from polypath.deployments.waiting import Limits, Line
@@ -59,6 +60,7 @@ class PacedLoad:
                 num_prompt=PROMPT_TOKENS,
                 num_answer=length if self.are_lengths_known else round(self.mean),
                 rules=RoutingRules(policy=policy),
+                doubt=0.0 if self.are_lengths_known else DOUBT,
                 due_s=None if goal_s is None else loop.time() + goal_s,
             )
             tasks.append(asyncio.create_task(answer(line, ask, str(number), length)))

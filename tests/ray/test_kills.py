@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from polypath.tests.ray.labelled_cluster import MARKS, labelled_cluster
+from polypath.tests.ray.labelled_cluster import MARKS, LabelledCluster, labelled_cluster
 from polypath.tests.ray.running_server import RunningServer, serving_within
 from polypath.tests.ray.test_failover import wait_for_workers, wait_until_idle, workers
+from polypath.tests.ray.test_named_cluster import name
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -142,18 +144,23 @@ def marks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def cluster(no_server: None, marks: Path) -> Iterator[LabelledCluster]:
+    with labelled_cluster(NODES, **{MARKS: str(marks)}) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def fleet(
-    no_server: None, marks: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+    cluster: LabelledCluster, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     """Three workers, one a node, that a file can have killed at a stated moment."""
     program = (sys.executable, "-m", "polypath.tests.ray.own_replicas", "DyingReplica")
-    with labelled_cluster(NODES, **{MARKS: str(marks)}) as cluster:
-        path = tmp_path_factory.mktemp("config") / "serve.yaml"
-        path.write_text(FILE.format(address=cluster.address, model=tiny_model))
-        arguments = ["--config", str(path)]
-        with serving_within(START_LIMIT_S, arguments, cluster.environment, program) as server:
-            wait_for_workers(server, 3)
-            yield server
+    path = tmp_path_factory.mktemp("config") / "serve.yaml"
+    path.write_text(FILE.format(address=cluster.address, model=tiny_model))
+    arguments = ["--config", str(path)]
+    with serving_within(START_LIMIT_S, arguments, cluster.environment, program) as server:
+        wait_for_workers(server, 3)
+        yield server
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,3 +246,42 @@ def test_a_kill_between_the_first_step_and_the_first_chunk(
     assert [change["position"] for change in changes] == [0] * len(changes) and changes
     wait_for_workers(fleet, 3)
     wait_until_idle(fleet)
+
+
+def test_a_killed_gateway_ends_its_streams_and_comes_back_at_its_address(
+    cluster: LabelledCluster, fleet: RunningServer, expected: Expected
+) -> None:
+    """`polypath serve` has one gateway, which listens itself."""
+    family = psutil.Process(cluster.pid).children(recursive=True)
+    (gateway,) = [each for each in family if "ServeReplica:polypath:gateway" in name(each)]
+
+    def broken(body: dict[str, Any]) -> bool:
+        try:
+            stream(fleet, body)
+        except (httpx.HTTPError, AssertionError):  # the connection broke; no [DONE]
+            return True
+        return False
+
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        running = [pool.submit(broken, body) for body in expected.bodies]
+        while sum(worker["in_flight"] for worker in workers(fleet)) < NUM_STREAMS:
+            time.sleep(0.05)
+        gateway.kill()
+        began = time.monotonic()
+        assert all(each.result() for each in running)
+    print(f"every client had its error {time.monotonic() - began:.1f} s after the kill")
+    deadline = time.monotonic() + 90
+    while not is_answering(fleet):
+        assert time.monotonic() < deadline, "the gateway did not come back"
+        time.sleep(0.3)
+    print(f"the gateway was back {time.monotonic() - began:.1f} s after the kill")
+    wait_for_workers(fleet, 3)
+    wait_until_idle(fleet)
+    assert stream(fleet, expected.bodies[0])["said"] == expected.answers[0]
+
+
+def is_answering(server: RunningServer) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health", timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -61,6 +61,11 @@ def test_with_goals_far_more_answers_keep_them_than_with_power_of_two(
     assert good(run.run("fastest", GOAL_S)) > least * good(run.run("power_of_two"))
 
 
+def test_goals_are_kept_more_often_where_lengths_are_only_expected_too() -> None:
+    run = PacedLoad(steps_s=ONE_OF_FOUR, load=0.8, num_requests=200, are_lengths_known=False)
+    assert good(run.run("fastest", GOAL_S)) > 1.15 * good(run.run("power_of_two"))
+
+
 def test_an_answer_that_would_be_late_by_waiting_takes_what_is_free() -> None:
     async def work() -> None:
         workers = await fleet(PacedLink("fast", 0.01), PacedLink("slow", 0.04))
