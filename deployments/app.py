@@ -94,7 +94,7 @@ class GatewayReplica:
         api.add_middleware(OneRequestId)
         return api
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """For the scaling policy; Serve asks once a second where the fleet is elastic."""
         return report(self._fleet, self._gateway.models, asyncio.get_running_loop().time())
 

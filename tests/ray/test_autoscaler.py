@@ -27,14 +27,20 @@ from polypath.tests.ray.test_scaling import Client
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 LIMIT_S = 240.0
+HEAD_TYPE = "ray.head.default"  # these two are what the provider calls its head
+HEAD_ID = "f" * 51 + "00000"
 LAUNCHER = {
     "cluster_name": "fake",
     "max_workers": 4,
     "idle_timeout_minutes": 0.2,
     "upscaling_speed": 10,
-    "provider": {"type": "fake_multinode"},
     "available_node_types": {
-        "head": {"resources": {"CPU": 1}, "labels": {"pool": "head"}, "node_config": {}},
+        HEAD_TYPE: {
+            "resources": {"CPU": 1},
+            "labels": {"pool": "head"},
+            "node_config": {},
+            "max_workers": 0,
+        },
         "cheap": {
             "resources": {"CPU": 1},
             "labels": {"pool": "cheap"},
@@ -50,7 +56,12 @@ LAUNCHER = {
             "max_workers": 2,
         },
     },
-    "head_node_type": "head",
+    "head_node_type": HEAD_TYPE,
+    # What the launcher would fill in; the wheel lacks the provider's own defaults.
+    **{name: {} for name in ("auth", "docker", "file_mounts")},
+    **{name: [] for name in ("cluster_synced_files", "initialization_commands", "setup_commands")},
+    **{f"{kind}_setup_commands": [] for kind in ("head", "worker")},
+    **{f"{kind}_start_ray_commands": [] for kind in ("head", "worker")},
 }
 FILE = """\
 address: {address}
@@ -66,7 +77,7 @@ models:
       - {{name: cheap, num_cpus: 1, label_selector: {{pool: cheap}}, min_workers: 0,
           max_workers: 1, cold_start_s: 90}}
       - {{name: card, num_cpus: 1, resources: {{card: 1}}, min_workers: 0, max_workers: 1,
-          price: 5, cold_start_s: 90}}
+          price: 5, cold_start_s: 1}}
 """
 NODES = """
 import json, sys, ray
@@ -106,13 +117,18 @@ class Fake:
 def fake(no_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fake]:
     folder = tmp_path_factory.mktemp("fake")
     launcher = folder / "fake.yaml"
-    launcher.write_text(yaml.safe_dump(LAUNCHER))
     port = free_port()
     address = f"127.0.0.1:{port}"
+    provider = {
+        "type": "fake_multinode",
+        "launch_multiple": True,
+        "head_node_id": HEAD_ID,
+        "gcs_address": address,
+    }
+    launcher.write_text(yaml.safe_dump({**LAUNCHER, "provider": provider}))
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_FAKE_CLUSTER": "1",
         "RAY_raylet_start_wait_time_s": "120",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
@@ -125,9 +141,20 @@ def fake(no_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     ]
     log = folder / "head.log"
     env: dict[str, Any] = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    of_head = {
+        "RAY_FAKE_CLUSTER": "1",
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_enable_autoscaler_v2": "1",
+        "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+    }
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=env | environment, start_new_session=True
+            command,
+            stdout=output,
+            stderr=output,
+            env=env | environment | of_head,
+            start_new_session=True,
         )
     found = Fake(address, environment, log)
     try:
@@ -175,7 +202,7 @@ def test_nodes_come_by_kind_when_a_pool_needs_them_and_go_when_idle(
     assert client.stream(1, 4)["reason"] == "length"
     assert fake.kinds() == ["cheap", "head"]
 
-    with client.busy(12, 3000):
+    with client.busy(12, 2500):
         fake.wait_for(["card", "cheap", "head"])
     fake.wait_for(["head"])
     assert client.get("/health")["models"] == {"tiny": "asleep"}

@@ -51,7 +51,7 @@ models:
         min_workers: 0
         max_workers: 1
         price: 5
-        cold_start_s: 60
+        cold_start_s: 1
 """
 
 
@@ -155,7 +155,7 @@ def test_one_request_wakes_one_worker_of_the_cheap_pool_and_is_answered(client: 
 
 
 def test_many_spill_into_the_dear_pool_and_all_are_answered(client: Client) -> None:
-    with client.busy(12, 3000) as answers:
+    with client.busy(12, 800) as answers:
         client.wait_for(lambda: client.pools() == ["cheap", "dear"], WAKE_LIMIT_S)
     assert {answer["reason"] for answer in answers} == {"length"}
     workers = {answer["trail"][0] for answer in answers}
