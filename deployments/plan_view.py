@@ -19,6 +19,9 @@ VALUES = (
     *("prefix_cache", "num_threads"),
 )
 IN_BYTES = ("kv_bytes",)
+MEMORY = ("weights", "kv", "activation", "graph", "reserve")
+SHARED_KINDS = ("device", "dtype", "linear")
+"""What is chosen once for all modes."""
 
 
 def render_plan(plan: ExecutionPlan, console: Console) -> None:
@@ -26,7 +29,10 @@ def render_plan(plan: ExecutionPlan, console: Console) -> None:
     render_summary(plan, console)
     console.print(_values_table(plan))
     console.print(_memory_table(plan))
-    console.print(_rejected_table(plan.rejected))
+    for heading, rejected in _by_mode(plan):
+        _line(console, heading, "" if rejected else "nothing was refused")
+        if rejected:
+            console.print(_rejected_table(rejected))
 
 
 def render_summary(plan: ExecutionPlan, console: Console) -> None:
@@ -81,24 +87,54 @@ def _values_table(plan: ExecutionPlan) -> Table:
 
 
 def _memory_table(plan: ExecutionPlan) -> Table:
-    table = _table("memory", "", "")
-    table.columns[1].justify = "right"
-    for name in ("weights", "kv", "activation", "reserve", "total", "limit"):
-        where = Text(plan.memory.limit_origin if name == "limit" else "")
-        table.add_row(name, gigabytes(getattr(plan.memory, f"{name}_bytes")), where)
+    """The estimate, and beside it what was measured once there is something to measure."""
+    found = plan.measured
+    table = _table("memory", "planned", *(() if found is None else ("measured",)), "")
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for name in (*MEMORY, "total", "limit"):
+        cells = [gigabytes(getattr(plan.memory, f"{name}_bytes"))]
+        if found is not None:
+            number = getattr(found, f"{name}_bytes", None)
+            cells.append("" if number is None else gigabytes(number))
+        table.add_row(name, *cells, Text(plan.memory.limit_origin if name == "limit" else ""))
+    if found is not None:
+        table.add_row("peak", "", gigabytes(found.peak_bytes), Text(found.peak_origin))
     return table
 
 
+def _by_mode(plan: ExecutionPlan) -> list[tuple[str, list[Rejection]]]:
+    """What was refused for the whole plan, then for each mode beside its choice; modes of which
+    all is the same share a heading.
+    """
+    shared = [item for item in plan.rejected if item.kind in SHARED_KINDS]
+    whole = f"refused for all modes ({plan.dtype}, {plan.linear_method})"
+    groups: dict[tuple[str, tuple[tuple[str, str, tuple[Refusal, ...]], ...]], list[str]] = {}
+    rejected: dict[str, list[Rejection]] = {}
+    for mode, path in plan.paths.items():
+        rejected[mode] = [
+            item
+            for item in plan.rejected
+            if item.kind not in SHARED_KINDS and item.mode in (None, mode)
+        ]
+        said = tuple((item.kind, item.candidate, item.refusals) for item in rejected[mode])
+        groups.setdefault((path.name, said), []).append(mode)
+    return [
+        (whole, shared),
+        *(
+            (f"{', '.join(modes)}: {key[0]}, refused", rejected[modes[0]])
+            for key, modes in groups.items()
+        ),
+    ]
+
+
 def _rejected_table(rejected: Sequence[Rejection]) -> Table:
-    """One row for each candidate and set of reasons."""
-    table = _table("refused", "modes", "why")
-    reasons: dict[tuple[str, tuple[Refusal, ...]], list[str]] = {}
+    """One row for each rule that refused a candidate."""
+    table = _table("kind", "candidate", "class", "rule", "why")
     for item in rejected:
-        key = (f"{item.kind} {item.candidate}", item.refusals)
-        reasons.setdefault(key, []).append(item.mode.value if item.mode else "all")
-    for (name, refusals), modes in reasons.items():
-        why = "; ".join(refusal.sentence for refusal in refusals)
-        table.add_row(name, ", ".join(modes), Text(why))
+        for i, refusal in enumerate(item.refusals):
+            name = ("", "") if i else (item.kind, item.candidate)
+            table.add_row(*name, refusal.kind, refusal.rule, Text(refusal.sentence))
     return table
 
 
@@ -112,8 +148,7 @@ def _sizes_line(plan: ExecutionPlan) -> str:
 
 def _memory_line(plan: ExecutionPlan) -> str:
     memory = plan.memory
-    names = ("weights", "kv", "activation", "reserve")
-    parts = [f"{name} {gigabytes(getattr(memory, f'{name}_bytes'))}" for name in names]
+    parts = [f"{name} {gigabytes(getattr(memory, f'{name}_bytes'))}" for name in MEMORY]
     return f"{' + '.join(parts)} of {gigabytes(memory.limit_bytes)} {memory.limit_origin}"
 
 

@@ -23,6 +23,7 @@ from .kv.pages import Pages
 from .kv.pool import KVPool
 from .ladder import capture_graphs
 from .linear import registry as linear_registry
+from .measured import with_measured
 from .model_runner import ModelRunner
 from .models.decoder import Decoder
 from .ops import registry as ops_registry
@@ -177,6 +178,7 @@ def _build(
     if plan.capture_sizes:
         stages.done("graphs", plan.path_name(ForwardMode.DECODE))
     plan = _check(config, model, runner, pages, plan, stages)
+    plan = with_measured(plan, num_bytes, kv, rung.runners.values())
     return Started(
         hardware=hardware,
         plan=plan,

@@ -39,6 +39,7 @@ def paths(
             console = Console(width=200)
         console.print(headline(worker), markup=False, highlight=False, soft_wrap=True)
         console.print(paths_table(worker))
+        console.print(memory_line(worker), markup=False, highlight=False, soft_wrap=True)
 
 
 def headline(worker: dict[str, Any]) -> str:  # JSON of one worker in /v1/paths
@@ -50,6 +51,23 @@ def headline(worker: dict[str, Any]) -> str:  # JSON of one worker in /v1/paths
         load += f"{stats['kv_pages_used']} of {stats['kv_pages_total']} KV pages"
     where = ", ".join(filter(None, (f"pool {worker['pool']}", worker["node"]["address"])))
     return f"{worker['worker_id']}  {worker['model']}  {where}  {worker['fingerprint']}  {load}"
+
+
+def memory_line(worker: dict[str, Any]) -> str:  # JSON of one worker in /v1/paths
+    """Each part as it was measured after the start, and as it was planned."""
+    from ...runtime.planning.memory import gigabytes
+
+    plan = worker["plan"] or {}
+    planned, measured = plan.get("memory") or {}, plan.get("measured")
+    if measured is None:
+        return "memory: not measured"
+    parts = [
+        f"{name} {gigabytes(measured[f'{name}_bytes'])} of "
+        f"{gigabytes(planned.get(f'{name}_bytes'))} planned"
+        for name in ("weights", "kv", "graph")
+    ]
+    peak = f"peak {gigabytes(measured['peak_bytes'])} {measured['peak_origin']}"
+    return f"memory: {', '.join([*parts, peak])}"
 
 
 def paths_table(worker: dict[str, Any]) -> Table:  # JSON of one worker in /v1/paths

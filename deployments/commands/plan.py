@@ -16,13 +16,16 @@ def plan(
     config: EngineConfig,
     hardware: Annotated[
         str,
-        typer.Option(help='"this" node, a profile (avx2, h100, t4) or a file of `polypath probe`.'),
+        typer.Option(
+            help='"this" node, a profile such as t4, h200 or xeon-amx (a wrong name lists them), '
+            "or a file of `polypath probe`."
+        ),
     ] = "this",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show how a model would run, and why.
 
-    Paths, values and who asked for them, memory, and refusals.
+    Values and who asked for them, memory, and for each mode the choice and all refusals.
     """
     from rich.console import Console
 

@@ -189,8 +189,9 @@ def _blocking_kind(
     answers = [(c.capability, why_not(c.capability, situation)) for c in candidates]
     if any(not refusals for _, refusals in answers):
         return
-    willing = [a for a in answers if "quantization" not in {refusal.rule for refusal in a[1]}]
-    answers = willing or answers  # of a width, those that have it say why they cannot be had
+    for rule in ("quantization", "device"):  # those of this width, and this device, say why not
+        willing = [a for a in answers if rule not in {refusal.rule for refusal in a[1]}]
+        answers = willing or answers
     for capability, refusals in answers:
         if capability.built or len(answers) == 1:
             yield from refusals

@@ -1,4 +1,4 @@
-"""What a plan takes of a device's memory: weights, activations, KV pool, and a reserve left alone.
+"""What a plan takes of a device's memory: weights, activations, graphs, KV pool, and a reserve.
 
 All are upper estimates made before anything is loaded, for the plain torch path, the hungriest.
 """
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from ..config import ModelConfig
 from .capability import Capability
 from .device import first_usable_gpu
+from .graph_memory import graph_bytes
 from .hardware import Hardware
 from .plan import MemoryEstimate
 from .quantization import AS_STORED, weights_bytes
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_ITEMSIZE = {**ITEMSIZE, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 MIB, GIB = 1 << 20, 1 << 30
 SCRATCH_PAGES = 1  # page 0 belongs to padding
 SAMPLER_BYTES = 40  # for each logit of a row: float32 logits, sorted copy with ids, float64 weights
@@ -68,11 +70,20 @@ class Demand:
     max_num_batched_tokens: int
     method: Capability  # linear
     width: str = AS_STORED  # what weights are rounded to
+    decode_sizes: tuple[int, ...] = ()  # rows of graphs of whole steps
+    piece_sizes: tuple[int, ...] = ()  # tokens of graphs in pieces
+    is_padded: bool = False  # a graph computes all its rows, so each size has its own
 
     @property
     def weights_bytes(self) -> int:
         """All weights as the linear method stores them."""
         return weights_bytes(self.model, self.method, self.width, self.itemsize)
+
+    @property
+    def graph_bytes(self) -> int:
+        """All graphs with the pools that they run in."""
+        sizes = (self.decode_sizes, self.piece_sizes, self.is_padded)
+        return graph_bytes(self.model, self.itemsize, *sizes)
 
     @property
     def page_bytes(self) -> int:
@@ -103,8 +114,8 @@ class Demand:
         return (hidden + masks) * self.itemsize + logits
 
     def fixed_bytes(self, max_model_len: int) -> int:
-        """Weights and activations before any page is counted."""
-        return self.weights_bytes + self.activation_bytes(max_model_len, 0)
+        """Weights, activations and graphs before any page is counted."""
+        return self.weights_bytes + self.activation_bytes(max_model_len, 0) + self.graph_bytes
 
     def pages_within(self, num_bytes: int) -> int:
         """Pages that fit into so many bytes, with what gathering them takes."""
@@ -115,12 +126,14 @@ class Demand:
         """All parts and their sum against the budget."""
         kv_bytes = num_pages * self.page_bytes
         activations = self.activation_bytes(max_model_len, num_pages)
+        parts = self.weights_bytes + kv_bytes + activations + self.graph_bytes
         return MemoryEstimate(
             weights_bytes=self.weights_bytes,
             kv_bytes=kv_bytes,
             activation_bytes=activations,
+            graph_bytes=self.graph_bytes,
             reserve_bytes=budget.reserve_bytes,
-            total_bytes=self.weights_bytes + kv_bytes + activations + budget.reserve_bytes,
+            total_bytes=parts + budget.reserve_bytes,
             limit_bytes=budget.limit_bytes,
             limit_origin=budget.origin,
         )

@@ -48,10 +48,22 @@ class MemoryEstimate:
     weights_bytes: int
     kv_bytes: int
     activation_bytes: int  # the larger of loading the largest tensor and of the largest step
+    graph_bytes: int = 0  # captured graphs and the pools they run in
     reserve_bytes: int  # left to interpreter, torch, CUDA context and allocator slack
     total_bytes: int
     limit_bytes: int | None
     limit_origin: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredMemory:
+    """Bytes as they were once the worker had started."""
+
+    weights_bytes: int
+    kv_bytes: int
+    graph_bytes: int
+    peak_bytes: int  # the most that was held at once so far
+    peak_origin: str  # of what, and who counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +109,7 @@ class ExecutionPlan:
     origins: dict[str, Origin] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     events: tuple[PlanEvent, ...] = ()  # filled by the engine after planning
+    measured: MeasuredMemory | None = None  # filled by the engine once it has started
 
     def path_name(self, mode: ForwardMode) -> str:
         """Name of the planned path of `mode`, such as "eager+torch_sdpa+torch"."""

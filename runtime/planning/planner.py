@@ -5,17 +5,17 @@ from __future__ import annotations
 from ..config import EngineConfig, ModelConfig
 from ..errors import PlanError
 from ..forward_mode import ForwardMode
-from .candidate import find
 from .device import first_usable_gpu, why_not_device
 from .dtypes import dtype_notes
 from .explanation import no_plan, refuse_unknown_names, rejections
+from .fitting import with_what_fits
 from .hardware import Hardware
 from .memory import device_budget
 from .plan import ExecutionPlan, Origin
 from .quantization import ACTIVATIONS, weight_notes
 from .refusal import Refusal
 from .rules import Situation, native_variant
-from .selection import REGISTRIES, WISHES, Selection, select
+from .selection import PAGE_SIZES, WISHES, Selection, select
 from .sizes import Sizes, choose_sizes
 
 ENVIRONMENT = {"cpu": {"OMP_WAIT_POLICY": "passive"}}
@@ -32,17 +32,11 @@ def plan(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Execut
     selection = select(hardware, model, config)
     if selection is None:
         raise no_plan(hardware, model, config)
-    situation = selection.situation
-    sizes = choose_sizes(
-        model,
-        config,
-        situation.device,
-        (situation.dtype, situation.kv_dtype),
-        situation.page_size,
-        device_budget(hardware, situation.device),
-        selection.linear_method,
-        selection.width,
-    )
+    budget = device_budget(hardware, selection.situation.device)
+    try:
+        sizes = choose_sizes(model, config, selection, budget)
+    except PlanError as error:
+        raise with_what_fits(error, hardware, model, config) from None
     return _plan(hardware, model, config, selection, sizes)
 
 
@@ -76,7 +70,7 @@ def _plan(
         memory=sizes.memory,
         num_threads=_num_threads(hardware, config),
         native_kernels=_native_kernels(hardware, selection),
-        capture_sizes=_capture_sizes(selection, sizes.max_num_seqs),
+        capture_sizes=sizes.capture_sizes,
         environment=dict(ENVIRONMENT.get(situation.device, {})),
         rejected=tuple(rejections(hardware, model, config, selection)),
         origins=_origins(model, config, situation) | sizes.origins,
@@ -93,15 +87,6 @@ def _num_threads(hardware: Hardware, config: EngineConfig) -> int:
     lift = f"--num-threads {most} or fewer"
     refusal = Refusal(rule="num_threads", kind="unavailable", sentence=sentence, lift=lift)
     raise PlanError(f"{sentence}. What would work: {lift}.", [refusal], lift)
-
-
-def _capture_sizes(selection: Selection, max_num_seqs: int) -> tuple[int, ...]:
-    """Decode rows that get a graph of their own: powers of two, and the most that may run."""
-    runner = find(REGISTRIES["runner"], selection.paths[ForwardMode.DECODE].runner)
-    if not runner.capability.captures_attention:
-        return ()
-    powers = [2**i for i in range(max_num_seqs.bit_length()) if 2**i < max_num_seqs]
-    return (*powers, max_num_seqs)
 
 
 def _native_kernels(hardware: Hardware, selection: Selection) -> str | None:
@@ -158,6 +143,7 @@ def _notes(
     if hardware.cpu.cores_given is not None and config.num_threads is None:
         notes.append(f"num_threads is {hardware.cores_usable}: {hardware.cpu.cores_origin}")
     notes += _changed_dtype(hardware, model, config, selection)
+    notes += _changed_page_size(config, selection)
     method = selection.linear_method
     if method in ACTIVATIONS:
         notes += weight_notes(model, method, selection.width)
@@ -172,6 +158,15 @@ def _changed_dtype(
     dtype = selection.situation.dtype
     refused = [r for r in rejections(hardware, model, config, selection) if r.kind == "dtype"]
     return [f"{dtype} instead of {r.candidate}: {r.refusals[0].sentence}" for r in refused]
+
+
+def _changed_page_size(config: EngineConfig, selection: Selection) -> list[str]:
+    """Pages that are not of the size that "auto" likes best, and whom they are for."""
+    found = selection.situation.page_size
+    if config.page_size is not None or found == PAGE_SIZES[0]:
+        return []
+    names = dict.fromkeys(path.attention_backend for path in selection.paths.values())
+    return [f"pages of {found} tokens instead of {PAGE_SIZES[0]}, for {', '.join(names)}"]
 
 
 def _partial_wishes(config: EngineConfig, selection: Selection) -> list[str]:

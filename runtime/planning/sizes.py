@@ -8,16 +8,18 @@ must hold may go beyond the default share. The pool's memory is touched as pages
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..config import EngineConfig, ModelConfig
 from ..errors import PlanError
 from ..linear import registry as linear
 from .candidate import find
-from .memory import ITEMSIZE, SCRATCH_PAGES, Budget, Demand, gigabytes
+from .capability import ALL_DTYPES
+from .capture_sizes import captures_of
+from .memory import ITEMSIZE, KV_ITEMSIZE, SCRATCH_PAGES, Budget, Demand, gigabytes
 from .plan import MemoryEstimate, Origin
-from .quantization import AS_STORED
 from .refusal import Refusal
+from .selection import Selection
 
 DEFAULTS = {
     "cpu": {"max_num_seqs": 32, "max_num_batched_tokens": 512, "memory_share": 0.5},
@@ -38,6 +40,7 @@ class Sizes:
     max_waiting: int
     num_pages: int
     memory: MemoryEstimate
+    capture_sizes: tuple[int, ...] = ()
     origins: dict[str, Origin] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -72,28 +75,13 @@ class Question:
 
 
 def choose_sizes(
-    model: ModelConfig,
-    config: EngineConfig,
-    device: str,
-    dtypes: tuple[str, str],
-    page_size: int,
-    budget: Budget,
-    linear_method: str = "dense",
-    width: str = AS_STORED,
+    model: ModelConfig, config: EngineConfig, selection: Selection, budget: Budget
 ) -> Sizes:
-    """Sizes within the budget; PlanError with the numbers where none are. `dtypes`: weights, KV."""
+    """Sizes within the budget; PlanError with the numbers where none are."""
     notes: list[str] = []
+    device = selection.situation.device
     num_seqs, num_tokens = _batch(config, device, notes)
-    demand = Demand(
-        model=model,
-        itemsize=ITEMSIZE[dtypes[0]],
-        kv_itemsize=ITEMSIZE[dtypes[1]],
-        page_size=page_size,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_tokens,
-        method=find(linear.CANDIDATES, linear_method).capability,
-        width=width,
-    )
+    demand = _demand(model, selection, num_seqs, num_tokens)
     question = Question(model=model, config=config, device=device, demand=demand, budget=budget)
     _refuse_longer_than_model(question)
     max_model_len, num_pages = _given_pool(question) if config.kv_bytes else _own_pool(question)
@@ -106,10 +94,28 @@ def choose_sizes(
         max_waiting=config.max_waiting or MAX_WAITING,
         num_pages=num_pages,
         memory=estimate,
+        capture_sizes=demand.decode_sizes,
         notes=notes,
     )
     _explain(question, sizes)
     return sizes
+
+
+def _demand(model: ModelConfig, selection: Selection, num_seqs: int, num_tokens: int) -> Demand:
+    situation, captures = selection.situation, captures_of(selection)
+    return Demand(
+        model=model,
+        itemsize=ITEMSIZE[situation.dtype],
+        kv_itemsize=KV_ITEMSIZE[situation.kv_dtype],
+        page_size=situation.page_size,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+        method=find(linear.CANDIDATES, selection.linear_method).capability,
+        width=selection.width,
+        decode_sizes=captures.decode_sizes(num_seqs),
+        piece_sizes=captures.piece_sizes(num_tokens),
+        is_padded=captures.is_padded,
+    )
 
 
 def _batch(config: EngineConfig, device: str, notes: list[str]) -> tuple[int, int]:
@@ -199,35 +205,21 @@ def _refuse_over_limit(question: Question, estimate: MemoryEstimate) -> None:
         return
     raise _error(
         "memory",
-        f"the model does not fit: weights {gigabytes(estimate.weights_bytes)}, KV pool "
-        f"{gigabytes(estimate.kv_bytes)}, activations {gigabytes(estimate.activation_bytes)} and "
+        f"the model does not fit: weights {gigabytes(estimate.weights_bytes)}"
+        f"{_dequantized(question)}, KV pool {gigabytes(estimate.kv_bytes)}, activations "
+        f"{gigabytes(estimate.activation_bytes)}, graphs {gigabytes(estimate.graph_bytes)} and "
         f"reserve {gigabytes(estimate.reserve_bytes)} are {gigabytes(estimate.total_bytes)}; "
         f"there are {gigabytes(limit)} ({estimate.limit_origin})",
-        _what_would_fit(question, estimate),
+        f"{gigabytes(estimate.total_bytes)} of free memory",
     )
 
 
-def _what_would_fit(question: Question, estimate: MemoryEstimate) -> str:
-    """Smaller wishes that fit, each checked; else how much memory is needed."""
-    lifts = []
-    if _fits(question, question.demand, LEAST_LEN) and question.config.max_model_len is not None:
-        loose = replace(
-            question, config=replace(question.config, max_model_len=None, kv_bytes=None)
-        )
-        lifts.append(f"--max-model-len {_longest(loose)}")
-    elif _fits(question, question.demand, LEAST_LEN) and question.config.kv_bytes is not None:
-        lifts.append("a smaller --kv-bytes, or none")
-    half = replace(question.demand, itemsize=2, kv_itemsize=2)
-    if not lifts and question.demand.itemsize > 2 and _fits(question, half, LEAST_LEN):
-        lifts.append(f"--dtype bfloat16 (weights {gigabytes(half.weights_bytes)})")
-    lifts.append(f"{gigabytes(estimate.total_bytes)} of free memory")
-    return ", or ".join(lifts)
-
-
-def _fits(question: Question, demand: Demand, num_tokens: int) -> bool:
-    num_tokens = min(num_tokens, question.model.max_position)
-    estimate = demand.estimate(num_tokens, demand.pages_for(num_tokens), question.budget)
-    return estimate.limit_bytes is None or estimate.total_bytes <= estimate.limit_bytes
+def _dequantized(question: Question) -> str:
+    """Where blocks of few bits become floats: what they were."""
+    model, method = question.model, question.demand.method
+    if model.stored_dtype in ALL_DTYPES or method.native_kernels or method.quantizes:
+        return ""
+    return f" (dequantized from {gigabytes(model.weight_bytes)} of {model.stored_dtype})"
 
 
 def _explain(question: Question, sizes: Sizes) -> None:

@@ -8,6 +8,7 @@ from ..forward_mode import ForwardMode
 from ..graphs.cuda import CudaGraph
 from ..graphs.mechanism import GraphMechanism
 from ..planning.capability import Capability
+from ..planning.capture_sizes import token_sizes
 from .piecewise import PiecewiseRunner
 from .runner import RunnerParts
 
@@ -19,27 +20,12 @@ CAPABILITY = Capability(
     modes=(ForwardMode.PREFILL, ForwardMode.MIXED),
 )
 
-SMALLEST = 8  # tokens
-LARGEST = 2048  # tokens; a larger step computes longer than its operations take to launch
-
 
 class PiecewiseCudaGraphRunner(PiecewiseRunner):
     """`PiecewiseRunner` with graphs that compute all their tokens: one for every few sizes."""
 
     def __init__(self, mechanism: GraphMechanism, parts: RunnerParts) -> None:
         super().__init__("piecewise_cuda_graph", mechanism, parts, token_sizes(parts.max_tokens))
-
-
-def token_sizes(max_tokens: int) -> tuple[int, ...]:
-    """Sizes of graphs in tokens, smallest first: two for every doubling, so that a step computes
-    at most one and a half times its tokens.
-    """
-    most = min(max_tokens, LARGEST)
-    sizes, size = [], SMALLEST
-    while size < most:
-        sizes += [size, size * 3 // 2]
-        size *= 2
-    return (*(size for size in sizes if size < most), most)
 
 
 def build(parts: RunnerParts) -> PiecewiseCudaGraphRunner:

@@ -32,7 +32,7 @@ def with_memory(hardware: Hardware, num_bytes: int | None) -> Hardware:
 def check_sums(found: ExecutionPlan, model: ModelConfig) -> None:
     """What must hold of every plan's numbers."""
     memory, itemsize = found.memory, 4 if found.kv_dtype == "float32" else 2
-    parts = memory.weights_bytes + memory.kv_bytes + memory.activation_bytes
+    parts = memory.weights_bytes + memory.kv_bytes + memory.activation_bytes + memory.graph_bytes
     assert parts + memory.reserve_bytes == memory.total_bytes
     assert memory.limit_bytes is None or memory.total_bytes <= memory.limit_bytes
     page_bytes = found.page_size * model.kv_bytes_per_token(itemsize)
@@ -65,9 +65,16 @@ def test_a_container_of_one_gigabyte_refuses_with_the_numbers(avx2, model) -> No
     with pytest.raises(PlanError) as caught:
         plan(small, model, wishes(linear_method="dense"))
     text = str(caught.value)
-    for part in ("weights 513 MiB", "KV pool", "reserve 384 MiB", "954 MiB", "memory.max of /pod"):
+    for part in (
+        "weights 513 MiB",
+        "graphs 0 MiB",
+        "KV pool",
+        "reserve 384 MiB",
+        "954 MiB",
+        "memory.max of /pod",
+    ):
         assert part in text
-    assert "--dtype bfloat16 (weights 257 MiB)" in text
+    assert "--dtype bfloat16 (weights 257 MiB, " in text
     assert [refusal.rule for refusal in caught.value.refusals] == ["memory"]
 
 
