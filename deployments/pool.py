@@ -41,6 +41,7 @@ OBEDIENT = {  # a deployment that has what the policy says, at once; its own del
     "look_back_period_s": 2.0,
     "target_ongoing_requests": 1e6,  # no policy but ours is asked; this is for its absence
 }
+WAKE_TRIES = 3
 STOP_MARGIN_S = 20.0  # then it hands over and stops its engine, before Serve kills it
 
 logger = logging.getLogger("polypath.pool")
@@ -173,7 +174,9 @@ def worker_deployment(
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=DRAIN_S + STOP_MARGIN_S,
         request_router_config=RequestRouterConfig.model_validate({"request_router_class": ROUTER}),
-        max_constructor_retry_count=1,
+        # A pool that starts asleep has shown nobody that it can start: one bad moment of a node,
+        # such as too little memory, should not end it until the next deploy.
+        max_constructor_retry_count=1 if pool.num_workers else WAKE_TRIES,
     )(WorkerReplica)
     return deployment.bind(pool.engine, startup_key, pool.name)
 

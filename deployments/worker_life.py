@@ -25,6 +25,9 @@ class WorkerLife:
             if new:
                 yield f"{_worker(pool)} {_why(pool)}"
             for record in pool.records:
+                if record.failure is not None and record.pid in self._starting[pool.title]:
+                    self._starting[pool.title].discard(record.pid)
+                    yield f"{_worker(pool)} did not start: {record.failure}"
                 if record.is_ready and record.pid in self._starting[pool.title]:
                     self._starting[pool.title].discard(record.pid)
                     verb = "is ready" if pool.is_elastic else "is back"

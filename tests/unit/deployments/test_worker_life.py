@@ -43,3 +43,22 @@ def test_a_death_and_a_return_are_said_once_each() -> None:
     said = [list(life.changes([look])) for look in looks]
     back = "a worker of pool a is back (process 3)"
     assert said == [[], ["a worker of pool a died; a new one is starting"], [], [back], []]
+
+
+def test_workers_of_a_pool_that_is_scaled_come_without_a_death() -> None:
+    def look(*records: StartupRecord) -> PoolStart:
+        return PoolStart(title="pool a", num_workers=0, records=list(records), is_elastic=True)
+
+    life = WorkerLife([look()])
+    looks = [look(record(1)), look(record(1, "ready")), look(record(1, "ready"), record(2))]
+    said = [list(life.changes([each])) for each in looks]
+    starting = "a worker of pool a is starting"
+    assert said == [[starting], ["a worker of pool a is ready (process 1)"], [starting]]
+    assert looks[-1].died_in is None
+
+
+def test_a_worker_that_does_not_start_says_why_once() -> None:
+    life = WorkerLife([pool()])
+    failed = pool(record(1, failure="no memory"))
+    said = [list(life.changes([each])) for each in (failed, failed)]
+    assert said[0][-1] == "a worker of pool a did not start: no memory" and said[1] == []
