@@ -57,7 +57,7 @@ def test_heads_of_no_power_of_two_are_not_overrun() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
-@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (16, 1), (8, 8), (14, 2), (32, 8)], ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (16, 1), (14, 2), (3, 3)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_it_equals_the_torch_table_for_many_shapes(
     head_dim: int, heads: tuple[int, int], dtype: torch.dtype
