@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .host_memory import HostMemory
 from .variants import library_file
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
@@ -86,6 +87,7 @@ class Library:
         self.variant = variant
         self.quick = _bind(ctypes.PyDLL(str(path)))
         self.long = _bind(ctypes.CDLL(str(path)))
+        self.memory = HostMemory()  # of matrices for its kernels
         self._recording: Functions | None = None
 
     def functions(self, rows: int) -> Functions:

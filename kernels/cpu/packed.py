@@ -36,7 +36,6 @@ STORED_TYPES = {
 Q4_K but for scales rounded to half precision; Q5_1, Q5_K and Q6_K are rounded to 8 bits."""
 GROUP = 32
 FLOATS_AT_ONCE = 1 << 20  # widened copies of weights are made in pieces of so many
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +58,7 @@ class PackedMatrix:
         self.shape = shape
         self._library = library
         num_bytes = library.quick["pp_packed_bytes"](storage, *shape)
-        whole = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8))
-        start = -whole.data_ptr() % ALIGNMENT
-        self.blocks = whole[start : start + num_bytes]
+        self.blocks = library.memory.zeros(num_bytes)
 
     @property
     def num_bytes(self) -> int:

@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
+from ...kernels.cpu.host_memory import large_zeros
 from ...kernels.cpu.library import ROWS_ARGUMENT, Library, argument_types
 from ...kernels.cpu.program import Program
-from .arena import ALIGNMENT, Span, lay_out
+from .arena import Span, lay_out
 from .guard import CaptureGuard
 from .mechanism import Break, CaptureError, Forward, ReplayError
 
@@ -109,7 +109,7 @@ class CpuGraph:
                 f"this graph needs {num_bytes} bytes, more than the {self._pool.numel()} of the "
                 "larger ones captured before it"
             )
-        self._pool = _aligned_bytes(num_bytes)
+        self._pool = large_zeros(num_bytes)
 
     def begin(self, rows: int, inputs: Sequence[torch.Tensor], *, is_breakable: bool) -> None:
         """Capture from now on."""
@@ -180,7 +180,7 @@ class _Tape:
         self._library = library
         self._rows = rows  # None while the pass is only followed
         self._is_breakable = is_breakable
-        self._place = place or (lambda index, num_bytes: _aligned_bytes(num_bytes))
+        self._place = place or (lambda index, num_bytes: large_zeros(num_bytes))
         self._own: dict[int, int] = {}  # storage -> the last tensor of the capture made in it
         self._storage_at: dict[int, int] = {}  # address that a kernel may be given -> storage
         self._time = 0
@@ -265,9 +265,3 @@ class _Tape:
 
 
 _NEVER = 1 << 60
-
-
-def _aligned_bytes(num_bytes: int) -> torch.Tensor:
-    whole = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8))
-    start = -whole.data_ptr() % ALIGNMENT
-    return whole[start : start + num_bytes]

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
+from ...kernels.cpu.host_memory import large_zeros
 from ..config import ModelConfig
 
 
@@ -45,4 +45,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    return large_zeros(num_bytes).view(dtype).view(shape)

@@ -13,6 +13,7 @@ import warnings
 
 import torch
 
+from ..allocator import large_blocks_apart
 from ..build_context import BuildContext
 from ..planning.capability import Capability
 from .method import Stored
@@ -69,11 +70,14 @@ class TorchInt8Linear:
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Dequantized rows."""
-        return self._values().index_select(0, index) * self._scales_N1.index_select(0, index)
+        with large_blocks_apart():
+            values = self._values().index_select(0, index)
+        return values * self._scales_N1.index_select(0, index)
 
     def dequantized(self) -> torch.Tensor:
         """The whole matrix in float32."""
-        return self._values() * self._scales_N1
+        with large_blocks_apart():  # in one heap with them, torch's widened copies leave gaps
+            return self._values() * self._scales_N1
 
     def _values(self) -> torch.Tensor:
         if self._table_NK is not None:
