@@ -70,9 +70,7 @@ class TorchInt8Linear:
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Dequantized rows."""
-        with large_blocks_apart():
-            values = self._values().index_select(0, index)
-        return values * self._scales_N1.index_select(0, index)
+        return self._values().index_select(0, index) * self._scales_N1.index_select(0, index)
 
     def dequantized(self) -> torch.Tensor:
         """The whole matrix in float32."""
@@ -82,7 +80,7 @@ class TorchInt8Linear:
     def _values(self) -> torch.Tensor:
         if self._table_NK is not None:
             return self._table_NK
-        with _no_deprecation():
+        with _no_deprecation(), large_blocks_apart():
             return torch.ops.quantized.linear_unpack(self._packed)[0].int_repr()
 
 
