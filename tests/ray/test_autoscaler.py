@@ -202,7 +202,7 @@ def test_nodes_come_by_kind_when_a_pool_needs_them_and_go_when_idle(
     assert client.stream(1, 4)["reason"] == "length"
     assert fake.kinds() == ["cheap", "head"]
 
-    with client.busy(12, 2500):
+    with client.busy(12, 400):
         fake.wait_for(["card", "cheap", "head"])
     fake.wait_for(["head"])
     assert client.get("/health")["models"] == {"tiny": "asleep"}

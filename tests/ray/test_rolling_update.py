@@ -112,7 +112,9 @@ def updated(no_server: None, tiny_model: Path) -> Iterator[Updated]:
 
 @dataclass
 class Traffic:
-    """A short request ten times a second and long streams, until told to stop."""
+    """Short requests and longer streams, one after the other, until told to stop. With pauses: new
+    workers start on the same cores.
+    """
 
     url: str
     faults: list[str] = field(default_factory=list)
@@ -122,7 +124,7 @@ class Traffic:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> Traffic:
-        work = [self._short, self._short, self._streams, self._streams]
+        work = [self._short, self._streams]
         self._threads = [threading.Thread(target=each) for each in work]
         for thread in self._threads:
             thread.start()
@@ -138,13 +140,14 @@ class Traffic:
         with httpx.Client(timeout=120, trust_env=False) as client:
             while not self._over.is_set():
                 self._note(lambda: client.post(f"{self.url}/v1/completions", json=body), 2)
-                time.sleep(0.1)
+                time.sleep(0.3)
 
     def _streams(self) -> None:
-        body = {"model": "tiny", "prompt": "b", "max_tokens": 2000, "ignore_eos": True}
+        body = {"model": "tiny", "prompt": "b", "max_tokens": 1000, "ignore_eos": True}
         with httpx.Client(timeout=120, trust_env=False) as client:
             while not self._over.is_set():
                 self._stream(client, body | {"stream": True})
+                time.sleep(2)
 
     def _stream(self, client: httpx.Client, body: dict[str, Any]) -> None:
         try:
