@@ -50,6 +50,15 @@ class PoolSpec:
         """Whether the number of its workers follows the load."""
         return self.most_workers > self.num_workers
 
+    @property
+    def workers_text(self) -> str:
+        """How many workers, for messages: `2`, or `0 to 4`."""
+        return (
+            f"{self.num_workers} to {self.most_workers}"
+            if self.is_elastic
+            else str(self.num_workers)
+        )
+
     def scaling_rules(self) -> PoolRules:
         """For the scaling policy."""
         return PoolRules(

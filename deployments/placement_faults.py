@@ -39,8 +39,9 @@ def _no_fit(pool: PoolSpec, nodes: Sequence[Node]) -> str | None:
 def no_room(title: str, pool: PoolSpec, fitting: Sequence[Node], num_placed: int) -> str:
     """Why the workers of a pool do not all find room beside what runs there already."""
     takes = f"takes {amounts(pool.demand())}" if pool.num_cpus else "takes what a node has free"
-    room = f"there is room for {num_placed} of its {pool.num_workers} workers"
-    if pool.num_workers == 1:
+    wanted = max(1, pool.num_workers)  # one that sleeps will want a worker
+    room = f"there is room for {num_placed} of its {wanted} workers"
+    if wanted == 1:
         room = "there is no room for it"
     return f"{title}: {room} beside what else runs; each worker {takes}; {_listing(fitting, True)}"
 

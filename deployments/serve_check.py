@@ -171,7 +171,7 @@ def _planned(
 
 def _require_memory(planned: Sequence[Planned]) -> None:
     """Each plan fits the memory alone; those that share the host's must fit it together."""
-    plans = [found.plan for found in planned for _ in range(found.pool.num_workers)]
+    plans = [found.plan for found in planned for _ in range(found.pool.most_workers)]
     on_host = [plan.memory for plan in plans if plan.device == "cpu"]
     limits = [memory.limit_bytes for memory in on_host if memory.limit_bytes is not None]
     needed = sum(memory.total_bytes for memory in on_host)

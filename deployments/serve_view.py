@@ -67,7 +67,7 @@ class ServeView:
 
         checkpoint, pool, name = planned.checkpoint, planned.pool, planned.checkpoint.name
         if is_described:
-            name = f"{planned.model.name}, pool {pool.name} of {pool.num_workers},"
+            name = f"{planned.model.name}, pool {pool.name} of {pool.workers_text},"
         self.title(f"{name} ({checkpoint.path})")
         render_summary(planned.plan, self._console)
         for fact in checkpoint.text_facts:
@@ -82,7 +82,7 @@ class ServeView:
                 self.derived(model)
             for pool in model.pools:
                 takes = amounts(pool.demand()) if pool.num_cpus else "all that a node has free"
-                self._print(f"  pool {pool.name}: {pool.num_workers} workers, each takes {takes}")
+                self._print(f"  pool {pool.name}: {pool.workers_text} workers, each takes {takes}")
                 for found in checked.planned:
                     if found.pool is pool:
                         names = dict.fromkeys(path.name for path in found.plan.paths.values())

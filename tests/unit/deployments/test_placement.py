@@ -158,3 +158,10 @@ def test_a_huge_fleet_is_answered_at_once(tmp_path: Path) -> None:
     assert [pool.num_workers for pool in place(mixed, nodes).models[0].pools] == [60, 30]
     sentence = refused(fleet(tmp_path, "num_cpus: 1, min_workers: 2000"), nodes)
     assert "room for 320 of its 2000 workers" in sentence
+
+
+def test_a_pool_that_sleeps_needs_a_place_for_one_worker(tmp_path: Path) -> None:
+    found = place(fleet(tmp_path, "min_workers: 0, max_workers: 3"), [CPU, HEAD]).models[0].pools[0]
+    assert found.num_cpus is not None and found.num_cpus > 1 and found.workers_text == "0 to 3"
+    sentence = refused(fleet(tmp_path, "num_cpus: 99, min_workers: 0, max_workers: 3"), NODES)
+    assert "99" in sentence
