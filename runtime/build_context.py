@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,6 +21,9 @@ class BuildContext:
     device: torch.device
     library: Library | None = None
     quantization: str = "stored"  # of the plan: what weights are rounded to
+    page_size: int = 16  # tokens
+    flash_attn_library: str | None = None  # a file with FlashAttention, where the user named one
+    notes: list[str] = field(default_factory=list)  # builders add what the plan's events should say
 
     @property
     def native(self) -> Library:

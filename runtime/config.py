@@ -111,6 +111,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # token budget of one step
     max_waiting: int | None = None  # requests that may queue in the worker
     num_threads: int | None = None  # CPU threads of a step
+    flash_attn_library: str | None = None  # file of vLLM's FA3 extension, used without vLLM
     prefix_cache: bool = True
     self_check: bool = True
     calibration: bool = True  # a measured run at start, for routing and concurrency

@@ -173,7 +173,10 @@ def _build(
     )
     kv, pages = _make_pool(checkpoint, plan)
     stages.done("kv_pool", f"{pages.num_usable} pages of {plan.page_size} tokens")
-    rung = capture_graphs(make_runners(model, kv, plan, context), plan)
+    runners = make_runners(model, kv, plan, context)
+    for note in context.notes:
+        plan = plan.with_event("attention", note)
+    rung = capture_graphs(runners, plan)
     runner, plan = ModelRunner(rung.runners), rung.plan
     if plan.capture_sizes:
         stages.done("graphs", plan.path_name(ForwardMode.DECODE))
@@ -228,6 +231,8 @@ def make_context(model: ModelConfig, plan: ExecutionPlan) -> BuildContext:
         device=torch.device(plan.device),
         library=library,
         quantization=plan.quantization,
+        page_size=plan.page_size,
+        flash_attn_library=plan.flash_attn_library,
     )
 
 

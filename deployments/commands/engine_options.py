@@ -116,6 +116,7 @@ def _switches() -> list[inspect.Parameter]:
     return [
         _text("served_model_name", "Name that clients ask for; the model's own if not given."),
         _text("chat_template", "A jinja file, or the template itself."),
+        _text("flash_attn_library", "File of vLLM's FA3 extension, used without vLLM."),
         _switch("no_prefix_cache", "Do not share pages of equal prompt beginnings."),
         _switch("no_self_check", "Do not compare the planned paths with the yardstick at start."),
         _switch("no_calibration", "Do not measure this node's speed at start; requests will tell."),

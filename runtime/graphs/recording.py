@@ -79,7 +79,8 @@ class Notes:
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_operation(func, args, kwargs)
         result = func(*args, **kwargs)
-        if func._schema.is_mutable:
+        gives_new = any(returned.alias_info is None for returned in func._schema.returns)
+        if func._schema.is_mutable and not gives_new:
             self.calls.append(lambda: func(*args, **kwargs))
             return result
         results = (result,) if isinstance(result, torch.Tensor) else tuple(result or ())

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from ..forward_mode import ForwardMode
-from .capability import Capability
+from .capability import Capability, Carrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ def _record_beside(module: str) -> Capability:
     for node in ast.parse(spec.loader.get_source(spec.name) or "").body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CAPABILITY":
             code = compile(ast.Expression(node.value), spec.origin or module, "eval")
-            return eval(code, {"Capability": Capability, "ForwardMode": ForwardMode})
+            names = {"Capability": Capability, "Carrier": Carrier, "ForwardMode": ForwardMode}
+            return eval(code, names)
     raise AssertionError(f"{module} has no CAPABILITY")
 
 

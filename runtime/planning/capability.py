@@ -16,6 +16,18 @@ STEP_MODES = (ForwardMode.DECODE, ForwardMode.PREFILL, ForwardMode.MIXED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Carrier:
+    """One of several packages that have what a candidate runs: any of them is enough, the first
+    that fits is taken.
+    """
+
+    package: str  # as in `Capability.packages`
+    page_multiple: int = 1  # tokens
+    torch: str | None = None  # the only version it is built for
+    compute_capability: int | None = None  # the only major one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Capability:
     """Where a candidate runs and what it accepts. What a record does not claim, it does not get.
 
@@ -49,6 +61,7 @@ class Capability:
     captures_native: bool = False  # of runners: only native kernels can be captured
     batch_invariant: bool = False  # a row's result does not depend on its neighbours
     packages: tuple[str, ...] = ()  # keys of Hardware.packages: "name", "name>=1.2,<2"
+    carriers: tuple[Carrier, ...] = ()  # best first
     needs_compiler: bool = False  # a C++ compiler with Python's headers, at start
     needs_nvcc: bool = False  # CUDA's compiler, or kernels that were compiled before
     native_kernels: bool = False  # a build of kernels/cpu that this CPU can run

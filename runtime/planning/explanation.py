@@ -26,6 +26,7 @@ from .selection import (
     first_situation,
     select,
 )
+from .wishes import names_in, wish_of
 
 NAMED_VALUES = ("device", "dtype", "kv_dtype", "quantization")
 KV_DTYPES = (*ALL_DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
@@ -41,10 +42,11 @@ def refuse_unknown_names(config: EngineConfig) -> None:
         **{WISHES[kind]: tuple(c.name for c in REGISTRIES[kind]) for kind in REGISTRIES},
     }
     for name, values in known.items():
-        found = getattr(config, name)
-        if found != "auto" and found not in values:
-            listed = ", ".join(("auto", *values))
-            raise PlanError(f"{option(name)} {found!r} is unknown; it is one of {listed}")
+        given = getattr(config, name)
+        for found in names_in(given) if name == "attention_backend" else (given,):
+            if found != "auto" and found not in values:
+                listed = ", ".join(("auto", *values))
+                raise PlanError(f"{option(name)} {found!r} is unknown; it is one of {listed}")
 
 
 def option(name: str) -> str:
@@ -128,8 +130,8 @@ def _others(chosen: Selection, mode: ForwardMode) -> list[Capability]:
 
 def _passed_over(kind: CandidateKind, name: str, taken: str, config: EngineConfig) -> Refusal:
     """For a candidate that fits: which one was taken before it, and how to have this one."""
-    wish = getattr(config, WISHES[kind])
-    why = "was asked for" if wish == taken else "ranks before it here"
+    is_asked = taken in names_in(getattr(config, WISHES[kind]))
+    why = "was asked for" if is_asked else "ranks before it here"
     return Refusal(
         rule="rank",
         kind="performance",
@@ -203,9 +205,9 @@ def _blocking_pairs(config: EngineConfig) -> Iterable[Refusal]:
         return
     runner = find(REGISTRIES["runner"], config.runner).capability
     for kind in ("attention", "ops", "linear"):
-        name = getattr(config, WISHES[kind])
-        others = [] if name == "auto" else [find(REGISTRIES[kind], name).capability]
         for mode in runner.modes:
+            name = wish_of(getattr(config, WISHES[kind]), mode)
+            others = [] if name == "auto" else [find(REGISTRIES[kind], name).capability]
             together = why_not_together(runner, others, mode)
             if together is not None:
                 yield together
@@ -243,5 +245,7 @@ def _chosen(name: str, selection: Selection) -> str:
     }
     if name in values:
         return values[name]
-    path = selection.paths[ForwardMode.DECODE]
-    return str(getattr(path, name))
+    names = {mode: str(getattr(path, name)) for mode, path in selection.paths.items()}
+    if name != "attention_backend" or len(set(names.values())) == 1:
+        return names[ForwardMode.DECODE]
+    return ",".join(f"{mode}={found}" for mode, found in names.items())

@@ -151,6 +151,13 @@ class Hardware:
         cpu = replace(self.cpu, cores_usable=given, cores_origin=origin, cores_given=cores)
         return replace(self, cpu=cpu)
 
+    def with_library(self, path: str | None) -> Hardware:
+        """The same node with a file of FlashAttention that the user named, as one more package."""
+        if path is None:
+            return self
+        named = {"flash_attn_library": Package(version=Path(path).name)}
+        return replace(self, packages=self.packages | named)
+
     def to_json(self) -> dict[str, Any]:  # Any: plain JSON
         """All facts, with the schema's version first."""
         return {"schema": SCHEMA, **to_json(self)}

@@ -103,6 +103,7 @@ class ExecutionPlan:
     memory: MemoryEstimate
     num_threads: int
     native_kernels: str | None = None  # build of kernels/cpu that some candidate uses
+    flash_attn_library: str | None = None  # as asked: a file with FlashAttention
     capture_sizes: tuple[int, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ..config import EngineConfig, ModelConfig
 from ..errors import PlanError
-from ..forward_mode import ForwardMode
 from .device import first_usable_gpu, why_not_device
 from .dtypes import dtype_notes
 from .explanation import no_plan, refuse_unknown_names, rejections
 from .fitting import with_what_fits
 from .hardware import Hardware
 from .memory import device_budget
+from .path_notes import path_notes
 from .plan import ExecutionPlan, Origin
 from .quantization import ACTIVATIONS, weight_notes
 from .refusal import Refusal
@@ -29,6 +29,7 @@ def plan(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> Execut
     PlanError carries the refusals where a wish cannot be met or the model cannot fit.
     """
     refuse_unknown_names(config)
+    hardware = hardware.with_library(config.flash_attn_library)
     selection = select(hardware, model, config)
     if selection is None:
         raise no_plan(hardware, model, config)
@@ -70,6 +71,7 @@ def _plan(
         memory=sizes.memory,
         num_threads=_num_threads(hardware, config),
         native_kernels=_native_kernels(hardware, selection),
+        flash_attn_library=config.flash_attn_library,
         capture_sizes=sizes.capture_sizes,
         environment=dict(ENVIRONMENT.get(situation.device, {})),
         rejected=tuple(rejections(hardware, model, config, selection)),
@@ -148,7 +150,7 @@ def _notes(
     if method in ACTIVATIONS:
         notes += weight_notes(model, method, selection.width)
     notes += dtype_notes(hardware, model, device, dtype, method)
-    notes += _partial_wishes(config, selection)
+    notes += path_notes(config, selection)
     return notes
 
 
@@ -167,16 +169,3 @@ def _changed_page_size(config: EngineConfig, selection: Selection) -> list[str]:
         return []
     names = dict.fromkeys(path.attention_backend for path in selection.paths.values())
     return [f"pages of {found} tokens instead of {PAGE_SIZES[0]}, for {', '.join(names)}"]
-
-
-def _partial_wishes(config: EngineConfig, selection: Selection) -> list[str]:
-    """A named candidate that does not claim every mode runs beside others."""
-    notes = []
-    for name in ("runner", "attention_backend", "ops"):
-        wish = getattr(config, name)
-        others: list[ForwardMode] = [
-            mode for mode, path in selection.paths.items() if getattr(path, name) != wish
-        ]
-        if wish != "auto" and others:
-            notes.append(f"{wish} does not run {', '.join(others)} batches: others run those")
-    return notes

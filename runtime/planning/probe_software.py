@@ -40,7 +40,12 @@ class OptionalPackage:
 OPTIONAL_PACKAGES = (
     OptionalPackage("triton", "triton", ("triton", "pytorch-triton"), tried=True),
     OptionalPackage("flashinfer", "flashinfer", ("flashinfer-python",), tried=True),
-    OptionalPackage("vllm_flash_attn", "vllm.vllm_flash_attn", ("vllm", "vllm-flash-attn")),
+    OptionalPackage("vllm", "vllm.vllm_flash_attn", ("vllm",)),
+    OptionalPackage(
+        "flash_attn_interface", "flash_attn_interface", ("flash-attn-3", "flash_attn_3")
+    ),
+    OptionalPackage("flash_attn", "flash_attn", ("flash-attn",)),
+    OptionalPackage("vllm_flash_attn", "vllm_flash_attn", ("vllm-flash-attn",)),
     OptionalPackage("flashinfer_jit_cache", "flashinfer_jit_cache", ("flashinfer-jit-cache",)),
     OptionalPackage("safetensors", "safetensors", ("safetensors",)),
     OptionalPackage("tokenizers", "tokenizers", ("tokenizers",)),

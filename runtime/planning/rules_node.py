@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...kernels.cpu.variants import PORTABLE, fitting_variants
-from .capability import Capability
+from .capability import Capability, Carrier
 from .device import first_usable_gpu
 from .hardware import Hardware
 from .priorities import device_class, is_listed
@@ -127,12 +127,47 @@ def has_packages(capability: Capability, situation: Situation) -> Verdict | None
         for requirement in capability.packages
         if (reason := package_problem(requirement, situation.hardware)) is not None
     ]
-    if not reasons:
+    if reasons:
+        return (
+            f"{capability.name} needs {', '.join(capability.packages)}: {'; '.join(reasons)}",
+            f"install a working {' and '.join(capability.packages)}",
+        )
+    if not capability.carriers or first_carrier(capability, situation) is not None:
         return None
+    names = [carrier.package for carrier in capability.carriers]
+    reasons = [str(carrier_problem(carrier, situation)) for carrier in capability.carriers]
     return (
-        f"{capability.name} needs {', '.join(capability.packages)}: {'; '.join(reasons)}",
-        f"install a working {' and '.join(capability.packages)}",
+        f"{capability.name} needs one of {', '.join(names)}: {'; '.join(reasons)}",
+        f"install a working {' or '.join(names)} (docs/gpu.md)",
     )
+
+
+def first_carrier(capability: Capability, situation: Situation) -> Carrier | None:
+    """The package that a candidate with carriers will be run from."""
+    fitting = (c for c in capability.carriers if carrier_problem(c, situation) is None)
+    return next(fitting, None)
+
+
+def carrier_problem(carrier: Carrier, situation: Situation) -> str | None:
+    """Why this package cannot be used here; None where it can."""
+    hardware = situation.hardware
+    missing = package_problem(carrier.package, hardware)
+    if missing is not None:
+        return missing
+    if situation.page_size % carrier.page_multiple:
+        return (
+            f"{carrier.package} takes pages of a multiple of {carrier.page_multiple} tokens, not "
+            f"{situation.page_size}"
+        )
+    found = (hardware.torch.version or "").partition("+")[0]
+    if carrier.torch not in (None, found):
+        return f"{carrier.package} is built for torch {carrier.torch} alone, not {found}"
+    gpu = first_usable_gpu(hardware)
+    major, minor = (gpu.compute_capability if gpu is not None else None) or (0, 0)
+    if carrier.compute_capability not in (None, major):
+        wanted = carrier.compute_capability
+        return f"{carrier.package} needs compute capability {wanted}.x, not {major}.{minor}"
+    return None
 
 
 def package_problem(requirement: str, hardware: Hardware) -> str | None:

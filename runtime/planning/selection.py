@@ -27,6 +27,7 @@ from .plan import ExecutionPath
 from .priorities import device_class, rank
 from .quantization import holds, weight_width
 from .rules import Situation, why_not, why_not_together
+from .wishes import wish_of
 
 REGISTRIES: dict[CandidateKind, tuple[Candidate, ...]] = {
     "runner": runners.CANDIDATES,
@@ -95,7 +96,7 @@ def first_situation(hardware: Hardware, model: ModelConfig, config: EngineConfig
 
 def allowed(kind: CandidateKind, config: EngineConfig, mode: ForwardMode | None) -> list[Candidate]:
     """Candidates to consider: the named one alone, in the modes that it claims, else all."""
-    wish = getattr(config, WISHES[kind])
+    wish = wish_of(getattr(config, WISHES[kind]), mode)
     if wish == "auto":
         return list(REGISTRIES[kind])
     named = find(REGISTRIES[kind], wish)

@@ -72,6 +72,9 @@ def _cards(record: Capability) -> str:
 
 def _needs(record: Capability) -> str:
     parts = [f"`{name}`" for name in record.packages]
+    parts += [" or ".join(f"`{carrier.package}`" for carrier in record.carriers)] * bool(
+        record.carriers
+    )
     parts += ["nvcc or built kernels"] if record.needs_nvcc else []
     parts += ["a C++ compiler at start"] if record.needs_compiler else []
     parts += ["native kernels"] if record.native_kernels else []

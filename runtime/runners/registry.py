@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from ..forward_mode import ForwardMode
-from ..planning.candidate import Candidate, recorded
-from ..planning.capability import Capability
-
-CUDA_GRAPH = Capability(
-    name="cuda_graph",
-    kind="runner",
-    source="runtime/runners/graph.py",
-    devices=("cuda",),
-    modes=(ForwardMode.DECODE,),
-    captures_attention=True,
-    built=False,
-)
-PIECEWISE_CUDA_GRAPH = Capability(
-    name="piecewise_cuda_graph",
-    kind="runner",
-    source="runtime/runners/piecewise.py",
-    devices=("cuda",),
-    modes=(ForwardMode.PREFILL, ForwardMode.MIXED),
-    built=False,
-)
+from ..planning.candidate import Candidate
 
 CANDIDATES = (
-    recorded(CUDA_GRAPH),
-    recorded(PIECEWISE_CUDA_GRAPH),
+    Candidate("cuda_graph", "runners.cuda_graph"),
+    Candidate("piecewise_cuda_graph", "runners.piecewise_cuda_graph"),
     Candidate("cpu_graph", "runners.cpu_graph"),
     Candidate("piecewise_cpu_graph", "runners.piecewise_cpu_graph"),
     Candidate("eager", "runners.eager"),
