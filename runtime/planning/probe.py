@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,14 @@ from .probe_cgroup import probe_memory
 from .probe_cpu import probe_cpu, probe_numa
 from .probe_files import FactFiles
 from .probe_gpu import probe_gpus
-from .probe_software import probe_compiler, probe_nvcc, probe_packages, probe_torch
+from .probe_software import (
+    OPTIONAL_PACKAGES,
+    OptionalPackage,
+    probe_compiler,
+    probe_nvcc,
+    probe_packages,
+    probe_torch,
+)
 
 
 def probe(
@@ -41,12 +49,19 @@ def probe(
         gpus=gpus,
         numa=numa,
         python=platform.python_version(),
-        packages=probe_packages(),
+        packages=probe_packages(OPTIONAL_PACKAGES if gpus else _not_tried()),
         compiler=probe_compiler(environ),
         nvcc=probe_nvcc(environ) if gpus else None,
         native_kernels=built_variants(),
         notes=tuple(files.notes),
     )
+
+
+def _not_tried() -> tuple[OptionalPackage, ...]:
+    """The same packages, none imported: those that are tried serve GPUs, and without a card half a
+    second of each start would go into them.
+    """
+    return tuple(replace(package, tried=False) for package in OPTIONAL_PACKAGES)
 
 
 def _name(cpu: Cpu, memory: Memory, gpus: tuple[Gpu, ...]) -> str:

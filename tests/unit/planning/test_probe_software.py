@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from polypath.runtime.planning import probe as probing
 from polypath.runtime.planning import probe_software
+from polypath.runtime.planning.hardware import Driver, Package
 from polypath.runtime.planning.probe_software import (
+    OPTIONAL_PACKAGES,
     OptionalPackage,
     probe_compiler,
     probe_nvcc,
@@ -143,3 +147,19 @@ def test_nvcc_is_looked_for_in_path_and_in_cuda_home(tmp_path) -> None:
     assert probe_nvcc({"PATH": "", "CUDA_HOME": str(tmp_path)}) == "13.0"
     nvcc.write_text("#!/bin/sh\nexit 1\n")
     assert probe_nvcc({"PATH": "", "CUDA_HOME": str(tmp_path)}) in (None, probe_nvcc({"PATH": ""}))
+
+
+def test_a_node_without_cards_imports_no_package_that_serves_cards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[OptionalPackage] = []
+
+    def note(packages: Sequence[OptionalPackage]) -> dict[str, Package]:
+        asked.extend(packages)
+        return {}
+
+    monkeypatch.setattr(probing, "probe_packages", note)
+    monkeypatch.setattr(probing, "probe_gpus", lambda *arguments: (Driver(), ()))
+    assert probing.probe().packages == {}
+    assert [package.name for package in asked] == [p.name for p in OPTIONAL_PACKAGES]
+    assert not any(package.tried for package in asked)
