@@ -12,16 +12,16 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..runtime.errors import EngineError, PolypathError, QueueFullError, RequestError
 from ..runtime.request import FinishReason, Request, RequestOutput, StepCount
 from .answer_length import is_known
 from .errors import ApiError
 from .router import Ask
-from .served_worker import CLASS_FIELDS
 from .silence import noticed
+from .visit import Visit
 
 if TYPE_CHECKING:
     from .answer_length import AnswerLength
@@ -42,32 +42,6 @@ Take = Callable[[RequestOutput], bool]
 
 class StepFailedError(EngineError):
     """The worker lives, and its forward pass for this request failed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Visit:
-    """One worker that had the answer: where it took it up, and why it went on elsewhere."""
-
-    worker: Worker
-    position: int  # index of the first token that it was to make
-    left_because: str | None = None  # None: it ended the answer, or still has it
-
-    def to_json(self, before: Visit) -> dict[str, Any]:  # JSON
-        """For `polypath.resumed`: a change of worker, and what changed with it."""
-        old, new = before.worker, self.worker
-        return {
-            "from": old.id,
-            "to": new.id,
-            "position": self.position,
-            "because": before.left_because,
-            "changed": changes(old, new),
-        }
-
-
-def changes(old: Worker, new: Worker) -> dict[str, list[object]]:
-    """What of the class differs between two workers: field -> [old, new]; empty: the same class."""
-    pairs = zip(CLASS_FIELDS, old.resume_class, new.resume_class, strict=True)
-    return {name: [before, after] for name, before, after in pairs if before != after}
 
 
 class Attempts:
