@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from polypath.actors.load import WorkerLoad
 from polypath.deployments.errors import ApiError
 from polypath.deployments.needs import Needs
 from polypath.deployments.router import Ask, RoutingRules
@@ -250,6 +251,45 @@ def test_under_load_traffic_follows_measured_speed(steps_s: Sequence[float]) -> 
     total_speed = sum(1 / step_s for step_s in steps_s)
     for num_tokens, step_s in zip(tokens, steps_s, strict=True):
         share = (1 / step_s) / total_speed
+        assert num_tokens / sum(tokens) == pytest.approx(share, rel=0.15)
+
+
+class TellingLink(PacedLink):
+    """Says how busy it is, as real workers do with each step."""
+
+    def load(self) -> WorkerLoad:
+        return WorkerLoad(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            queued_tokens=0,
+            kv_pages_free=1000,
+            prefill_tokens_s=0.0,
+            decode_tokens_s=0.0,
+            step_s=0.0,
+            sent_s=0.0,
+        )
+
+
+def test_traffic_follows_measured_speed_also_from_gateways_that_do_not_know_each_other() -> None:
+    """Three queues over the same workers; each sees of the others what the workers say."""
+
+    async def work() -> list[int]:
+        links = [TellingLink(f"w{n}", step_s) for n, step_s in enumerate((0.01, 0.04, 0.04))]
+        lines = [(await line_of(*links, max_queued=1000))[0] for _ in range(3)]
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + 6.0
+
+        async def client(line: Line, name: str) -> None:
+            count = 0
+            while loop.time() < until_s:
+                count += 1
+                await serve(line, ask(20), f"{name}-{count}")
+
+        await asyncio.gather(*(client(lines[n % 3], str(n)) for n in range(45)))
+        return [link.num_tokens for link in links]
+
+    tokens = run_virtually(work())
+    for num_tokens, share in zip(tokens, (4 / 6, 1 / 6, 1 / 6), strict=True):
         assert num_tokens / sum(tokens) == pytest.approx(share, rel=0.15)
 
 
