@@ -16,7 +16,7 @@ from ..runtime.planning.refusal import Refusal
 VALUES = (
     *("device", "dtype", "kv_dtype", "linear_method", "quantization", "page_size", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "max_waiting", "num_pages", "kv_bytes"),
-    *("prefix_cache", "num_threads"),
+    *("prefix_cache", "num_threads", "overlap_depth"),
 )
 IN_BYTES = ("kv_bytes",)
 MEMORY = ("weights", "kv", "activation", "graph", "reserve")

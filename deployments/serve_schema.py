@@ -43,6 +43,7 @@ ENGINE_HELP = {
     "max_waiting": "Requests that may queue in a worker.",
     "prefix_cache": "Whether requests share pages of equal prompt beginnings.",
     "self_check": "Whether the planned paths are compared with the yardstick at start.",
+    "overlap_depth": "Steps launched while one runs: 1 by default on a GPU, 0 on a CPU.",
     "calibration": "Whether the node's speed is measured at start.",
 }
 NO_ENGINE_OPTION = ("model", "served_model_name", "chat_template")  # said of the model

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .transfer import to_device
+
 _DIGIT_BITS = 15
 _DIGITS = 1 << _DIGIT_BITS
 ONE = (
@@ -31,7 +33,7 @@ def keep_top_k(weights_RV: Tensor, top_k_R: list[int]) -> Tensor:
     wanted = [k if 0 < k < size else 0 for k in top_k_R]
     if not any(wanted):
         return weights_RV
-    k_R1 = torch.tensor(wanted, device=weights_RV.device).unsqueeze(1)
+    k_R1 = to_device(torch.tensor(wanted), weights_RV.device).unsqueeze(1)
     heaviest = weights_RV.topk(max(wanted), dim=1).values
     floor_R1 = heaviest.gather(1, (k_R1 - 1).clamp(min=0))
     return _at_least(weights_RV, floor_R1.where(k_R1 > 0, 0))
@@ -100,7 +102,7 @@ def _at_least(weights_RV: Tensor, floor_R1: Tensor) -> Tensor:
 
 
 def _column(values_R: list[float], device: torch.device) -> Tensor:
-    return torch.tensor(values_R, dtype=torch.float64, device=device).unsqueeze(1)
+    return to_device(torch.tensor(values_R, dtype=torch.float64), device).unsqueeze(1)
 
 
 def _lightest_needed(weights_RV: Tensor, needed_R1: Tensor) -> Tensor:

@@ -111,6 +111,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # token budget of one step
     max_waiting: int | None = None  # requests that may queue in the worker
     num_threads: int | None = None  # CPU threads of a step
+    overlap_depth: int | None = None  # steps launched while one runs: 0 or 1
     flash_attn_library: str | None = None  # file of vLLM's FA3 extension, used without vLLM
     prefix_cache: bool = True
     self_check: bool = True
@@ -122,6 +123,8 @@ class EngineConfig:
             self._require_positive(name)
         for name in ("max_num_batched_tokens", "max_waiting", "num_threads"):
             self._require_positive(name)
+        if self.overlap_depth not in (None, 0, 1):
+            raise ConfigurationError(f"overlap_depth is {self.overlap_depth}; it must be 0 or 1")
         if self.memory_share is not None and not 0.0 < self.memory_share <= 1.0:
             raise ConfigurationError(
                 f"memory_share is {self.memory_share}; it must be above 0 and at most 1"

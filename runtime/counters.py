@@ -14,6 +14,7 @@ class Counters:
     generation_tokens: int = 0
     requests: Counter[str] = field(default_factory=Counter)  # by finish reason
     steps: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # mode, runner, reason
+    overlap: Counter[str] = field(default_factory=Counter)  # how steps were launched at depth 1
     step_seconds: float = 0.0
     forward_seconds: float = 0.0  # the part of it spent in runners
     step_failures: int = 0
@@ -28,6 +29,7 @@ class Counters:
                 {"mode": mode, "runner": runner, "reason": reason, "count": n}
                 for (mode, runner, reason), n in sorted(self.steps.items())
             ],
+            "overlap": dict(self.overlap),
             "step_seconds_total": self.step_seconds,
             "forward_seconds_total": self.forward_seconds,
             "step_failures_total": self.step_failures,

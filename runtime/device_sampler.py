@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..kernels.draw import draw_filtered
 from ..kernels.philox import uniform
+from ..kernels.transfer import Arriving, to_device
 from .logprobs import RowLogprobs, row_logprobs
 from .penalties import SamplingRow, adjust, changes_logits
 from .request import TokenLogprob
 from .sampler import NoToken, check_shape, draw_number
 
 
-@dataclass(frozen=True, slots=True)
 class DeviceSampled:
-    """The tokens of one step. They stay on the device until someone asks for them on the host."""
+    """The tokens of one step: on the device for the next step, and on their way to the host."""
 
-    token_ids: Tensor  # [B] int64
-    is_sound: Tensor  # [B] bool: the model's own logits hold a finite best one and no NaN
-    has_token: Tensor  # [B] bool: and so do they after what the request does to them
-    logprob_rows: tuple[int, ...] = ()  # rows that asked for log-probabilities
-    logprobs: RowLogprobs | None = None  # of `logprob_rows`
+    def __init__(
+        self,
+        device_ids: Tensor,  # [B] int64
+        is_sound: Tensor,  # [B] bool: the model's own logits hold a finite best one and no NaN
+        has_token: Tensor,  # [B] bool: and so do they after what the request does to them
+        logprob_rows: tuple[int, ...] = (),  # rows that asked for log-probabilities
+        logprobs: RowLogprobs | None = None,  # of `logprob_rows`
+    ) -> None:
+        self.device_ids = device_ids
+        self._arriving = Arriving(device_ids, is_sound, has_token)
+        self._logprob_rows = logprob_rows
+        self._logprobs = logprobs
 
     def to_host(self) -> tuple[list[int], list[TokenLogprob | None]]:
         """Token ids and log-probabilities (None where not asked) of all rows."""
-        found: list[TokenLogprob | None] = [None] * len(self.token_ids)
-        if self.logprobs is not None:
-            for row, logprob in zip(self.logprob_rows, self.logprobs.to_host(), strict=True):
+        found: list[TokenLogprob | None] = [None] * len(self.device_ids)
+        if self._logprobs is not None:
+            for row, logprob in zip(self._logprob_rows, self._logprobs.to_host(), strict=True):
                 found[row] = logprob
-        return self.token_ids.tolist(), found
+        return self._arriving.wait()[0].tolist(), found
 
     def failed_rows(self) -> dict[int, NoToken]:
         """Rows without a token, and why."""
+        _, is_sound, has_token = self._arriving.wait()
         return {
-            row: NoToken.FORBIDDEN if self.is_sound[row] else NoToken.NOT_FINITE
-            for row, has_token in enumerate(self.has_token.tolist())
-            if not has_token
+            row: NoToken.FORBIDDEN if is_sound[row] else NoToken.NOT_FINITE
+            for row, has in enumerate(has_token.tolist())
+            if not has
         }
 
 
@@ -63,7 +70,7 @@ class DeviceSampler:
         has_token = is_sound & best.isfinite()
         drawn = [i for i, row in enumerate(rows) if row.sampling.temperature]
         if drawn:
-            where = torch.tensor(drawn, device=work.device)
+            where = to_device(torch.tensor(drawn), work.device)
             tokens = _draw_rows(work.index_select(0, where), best[where], [rows[i] for i in drawn])
             token_ids[where] = tokens.where(has_token[where], token_ids[where])
         asked, logprobs = _asked_logprobs(logits, rows, token_ids)
@@ -78,7 +85,7 @@ def _asked_logprobs(
     if not asked:
         return (), None
     if len(asked) < len(rows):
-        where = torch.tensor(list(asked), device=logits.device)
+        where = to_device(torch.tensor(list(asked)), logits.device)
         logits, token_ids = logits.index_select(0, where), token_ids[where]
     return tuple(asked), row_logprobs(logits, token_ids, list(asked.values()))
 
@@ -94,8 +101,8 @@ def _draw_rows(logits: Tensor, best: Tensor, rows: Sequence[SamplingRow]) -> Ten
     return draw_filtered(
         logits,
         best,
-        temperature.to(logits.device),
-        noise.to(logits.device),
+        to_device(temperature, logits.device),
+        to_device(noise, logits.device),
         top_k_R=[p.top_k for p in params],
         top_p_R=[p.top_p for p in params],
         min_p_R=[p.min_p for p in params],

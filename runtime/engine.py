@@ -6,15 +6,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..kernels.transfer import to_device
 from .counters import Counters
 from .errors import QueueFullError, RequestError
 from .forward_batch import ForwardBatch
-from .logprobs import prompt_logprobs
+from .launched_step import Drawn, LaunchedStep, StepSize
+from .logprobs import RowLogprobs, prompt_logprobs
+from .overlap import Overlap
+from .penalties import counts_tokens
 from .request import FinishReason, Request, RequestOutput, StepCount, TokenLogprob
 from .sampler import NoToken, build_sampler
 from .scheduler import RequestState, ScheduledRow, Scheduler
@@ -29,18 +32,6 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-Drawn = tuple[int, TokenLogprob | None] | NoToken
-"""What sampling gave one row: a token, with its log-probability where asked, or why it has none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepSize:
-    """What the last step computed and how long it took; the raw material of measured rates."""
-
-    num_tokens: int  # of all its rows
-    is_decode: bool  # one token a row
-    seconds: float
 
 
 class Engine:
@@ -64,7 +55,10 @@ class Engine:
         self._device = torch.device(self.plan.device)
         self._stop_ids = frozenset(self.model.config.eos_ids)
         self._sampler = build_sampler(
-            self.model.config.vocab_size, self._device, self.model.config.eos_ids
+            self.model.config.vocab_size,
+            self._device,
+            self.model.config.eos_ids,
+            overlaps=self.plan.overlap_depth > 0,
         )
         self._scheduler = Scheduler(
             self.pages,
@@ -72,6 +66,7 @@ class Engine:
             max_num_seqs=self.plan.max_num_seqs,
             max_num_batched_tokens=self.plan.max_num_batched_tokens,
         )
+        self._launched: deque[LaunchedStep] = deque()  # given to the device, not yet emitted
         self._inbox: deque[Request | str] = deque()  # requests, and ids to cancel, in order
         self._known: set[str] = set()  # ids submitted and not yet ended
         self._tokenizer: Tokenizer | None = None  # loaded at first use: a worker never needs it
@@ -158,24 +153,22 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` would do something."""
-        return bool(self._inbox) or self._scheduler.has_work()
+        return bool(self._inbox or self._launched) or self._scheduler.has_work()
 
     def step(self) -> list[RequestOutput]:
-        """Run one step: admit, schedule, build the batch, forward, sample, emit."""
+        """Run one step: admit, schedule, build the batch, forward, sample, emit.
+
+        Where steps overlap, what is emitted is of the step before, which ran meanwhile.
+        """
         start = time.monotonic()
-        ended = self._take_inbox()
-        rows = self._scheduler.schedule()
-        outputs = self._run(rows) if rows else []
+        outputs = self._take_inbox()
+        rows, early = self._settle(self._scheduler.schedule())
+        outputs += early
+        outputs += self._launch(rows, start) if rows else []
+        outputs += self._emit_steps(but=self.plan.overlap_depth if rows else 0)
         self.last_step_s = time.monotonic()
         self.counters.step_seconds += self.last_step_s - start
-        self.last_step = StepSize(
-            num_tokens=sum(row.num_tokens for row in rows),
-            is_decode=all(row.num_tokens == 1 for row in rows),
-            seconds=self.last_step_s - start,
-        )
-        step = self.last_step
-        self.speeds.observe(step.num_tokens, step.is_decode, step.seconds)
-        return ended + outputs
+        return outputs
 
     def _take_inbox(self) -> list[RequestOutput]:
         ended: list[RequestOutput] = []
@@ -187,20 +180,64 @@ class Engine:
                 ended.append(self._ended(state, FinishReason.CANCELLED))
         return ended
 
-    def _run(self, rows: list[ScheduledRow]) -> list[RequestOutput]:
+    def _settle(self, rows: list[ScheduledRow]) -> tuple[list[ScheduledRow], list[RequestOutput]]:
+        """Wait for the step that runs where these rows need its tokens on the host; rows that it
+        ended are dropped.
+        """
+        if self.plan.overlap_depth == 0 or not rows:
+            return rows, []
+        how = Overlap.OVERLAPPED if self._launched else Overlap.IDLE
+        needy = any(row.state.num_pending and counts_tokens(row.state) for row in rows)
+        self.counters.overlap[Overlap.PENALTIES if needy else how] += 1
+        if not needy:
+            return rows, []
+        outputs = self._emit_steps()
+        return [row for row in rows if self._scheduler.runs(row.state)], outputs
+
+    def _launch(self, rows: list[ScheduledRow], began: float) -> list[RequestOutput]:
+        """Give a step to the device. Only one that fails at once has outputs."""
         batch = ForwardBatch.build(rows, page_size=self.pages.page_size, device=self._device)
         start = time.monotonic()
         try:
+            if self._launched and (before := self._launched[-1].sampled) is not None:
+                batch = batch.with_drawn(before.device_ids)
             logits, runner, reason = self._runner.forward(batch)
             self.counters.forward_seconds += time.monotonic() - start
-            tokens = self._sample(rows, logits)
+            launched = self._sample(rows, logits, began)
         except RuntimeError as error:
-            return self._fail(rows, error)
+            return self._emit_steps() + self._fail(rows, error)
         key = (batch.mode.value, runner, reason.value)
         self.counters.steps[key] += 1
         for row in rows:
             row.state.steps[key] += 1
-        return [output for row in rows if (output := self._emit(row, tokens)) is not None]
+            self._scheduler.advance(row)
+            if row.draw >= 0:
+                row.state.expect(row.draw)
+        self._launched.append(launched)
+        return []
+
+    def _emit_steps(self, but: int = 0) -> list[RequestOutput]:
+        """Wait for the steps that run, oldest first, all `but` so many."""
+        outputs: list[RequestOutput] = []
+        while len(self._launched) > but:
+            outputs += self._emit_step(self._launched.popleft())
+        return outputs
+
+    def _emit_step(self, step: LaunchedStep) -> list[RequestOutput]:
+        """The outputs of one step; rows that were ended or preempted while it ran are dropped."""
+        try:
+            drawn = step.drawn()
+            for row, numbers in step.scores:
+                self._score_prompt(row, numbers)
+        except RuntimeError as error:
+            return self._fail(step.rows, error)
+        runs = self._scheduler.runs
+        found = [self._emit(row, drawn) for row in step.rows if runs(row.state)]
+        self.last_step = step.size(time.monotonic() - max(step.began, self.last_step_s))
+        self.speeds.observe(
+            self.last_step.num_tokens, self.last_step.is_decode, self.last_step.seconds
+        )
+        return [output for output in found if output is not None]
 
     def _fail(self, rows: list[ScheduledRow], error: RuntimeError) -> list[RequestOutput]:
         """A step failed twice: its requests end with an error, all others go on."""
@@ -208,58 +245,55 @@ class Engine:
         self.counters.step_failures += 1
         self.pages.forget_all()
         text = f"the worker's forward pass failed: {str(error).partition(chr(10))[0][:200]}"
-        for row in rows:
-            self._scheduler.finish(row.state)
-        return [self._ended(row.state, FinishReason.ERROR, text) for row in rows]
+        left = [row.state for row in rows if self._scheduler.runs(row.state)]
+        for state in left:
+            self._scheduler.finish(state)
+        return [self._ended(state, FinishReason.ERROR, text) for state in left]
 
-    def _sample(self, rows: list[ScheduledRow], logits: torch.Tensor) -> dict[str, Drawn]:
-        """Draw a token for each row that samples; collect prompt log-probabilities."""
+    def _sample(self, rows: list[ScheduledRow], logits: torch.Tensor, began: float) -> LaunchedStep:
+        """Draw a token for each row that samples; compute prompt log-probabilities."""
+        scores: list[tuple[ScheduledRow, RowLogprobs]] = []
         sampling: list[RequestState] = []
         wanted: list[int] = []
         offset = 0
         for row in rows:
             if scored := row.num_prompt_logits:
-                self._score_prompt(row, logits[offset : offset + scored])
+                scores.append((row, _prompt_scores(row, logits[offset : offset + scored])))
                 offset += scored
             if row.samples:
+                row.draw = len(sampling)
                 sampling.append(row.state)
                 wanted.append(offset)
                 offset += 1
         if not sampling:
-            return {}
+            return LaunchedStep(rows, began, None, scores)
         if len(wanted) < logits.shape[0]:
-            logits = logits[torch.tensor(wanted, device=logits.device)]
-        sampled = self._sampler.sample(logits, sampling)
-        drawn: list[Drawn] = list(zip(*sampled.to_host(), strict=True))
-        for i, reason in sampled.failed_rows().items():
-            drawn[i] = reason
-        return {state.request.id: drawn[i] for i, state in enumerate(sampling)}
+            logits = logits[to_device(torch.tensor(wanted), logits.device)]
+        return LaunchedStep(rows, began, self._sampler.sample(logits, sampling), scores)
 
-    def _score_prompt(self, row: ScheduledRow, logits: torch.Tensor) -> None:
-        state, k = row.state, row.state.sampling.prompt_logprobs
-        assert k is not None, "only a request that asks has prompt logits"
-        first = state.num_computed + 1
-        targets = state.token_ids[first : first + len(logits)]
-        if not state.prompt_logprobs:
-            state.prompt_logprobs.append(None)
-        state.prompt_logprobs.extend(prompt_logprobs(logits, targets, k))
+    def _score_prompt(self, row: ScheduledRow, numbers: RowLogprobs) -> None:
+        """Collect prompt log-probabilities, unless they will be computed again."""
+        if self._scheduler.runs(row.state):
+            if not row.state.prompt_logprobs:
+                row.state.prompt_logprobs.append(None)
+            row.state.prompt_logprobs.extend(numbers.to_host())
 
-    def _emit(self, row: ScheduledRow, drawn: dict[str, Drawn]) -> RequestOutput | None:
-        """Advance one request by its row; None while its prompt is not yet complete."""
+    def _emit(self, row: ScheduledRow, drawn: list[Drawn]) -> RequestOutput | None:
+        """What its row gave one request; None while its prompt is not yet complete."""
         state = row.state
-        self._scheduler.advance(row)
-        if state.num_uncomputed:
-            return None
-        token = drawn.get(state.request.id)
-        if token is None:  # its answer was complete before
-            self._scheduler.finish(state)
+        self._scheduler.remember(row)
+        if row.draw < 0:
+            if row.start + row.num_tokens < state.num_known:
+                return None
+            self._scheduler.finish(state)  # its answer was complete before
             return self._ended(state, FinishReason.LENGTH)
+        token = drawn[row.draw]
         if isinstance(token, NoToken):
             self._scheduler.finish(state)
             if token is NoToken.NOT_FINITE:  # keys and values of others may be damaged too
                 self.pages.forget_all()
             return self._ended(state, FinishReason.ERROR, f"no token can be drawn: {token.value}")
-        state.token_ids.append(token[0])
+        state.resolve(token[0])
         self.counters.generation_tokens += 1
         reason = self._finish_reason(state, token[0])
         if reason is None:
@@ -272,9 +306,10 @@ class Engine:
         is_end = (
             token in self._stop_ids and not params.ignore_eos
         ) or token in params.stop_token_ids
-        if is_end and state.num_outputs > params.min_tokens:
+        num_outputs = state.num_known_outputs
+        if is_end and num_outputs > params.min_tokens:
             return FinishReason.STOP
-        return FinishReason.LENGTH if state.num_outputs >= state.max_outputs else None
+        return FinishReason.LENGTH if num_outputs >= state.max_outputs else None
 
     def _output(
         self,
@@ -295,7 +330,7 @@ class Engine:
         steps = () if reason is None else _step_counts(state)
         return RequestOutput(
             request_id=state.request.id,
-            position=state.num_outputs - len(ids),
+            position=state.num_known_outputs - len(ids),
             token_ids=ids,
             logprobs=() if token is None or token[1] is None else (token[1],),
             prompt_logprobs=prompt_logprobs,
@@ -372,3 +407,11 @@ def _step_counts(state: RequestState) -> tuple[StepCount, ...]:
         StepCount(mode=mode, runner=runner, reason=reason, steps=n)
         for (mode, runner, reason), n in sorted(state.steps.items())
     )
+
+
+def _prompt_scores(row: ScheduledRow, logits: torch.Tensor) -> RowLogprobs:
+    """Log-probabilities of the prompt tokens after those of `logits`."""
+    state, k = row.state, row.state.sampling.prompt_logprobs
+    assert k is not None, "only a request that asks has prompt logits"
+    first = state.num_computed + 1
+    return prompt_logprobs(logits, state.token_ids[first : first + len(logits)], k)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import add
 
 import torch
 
+from ..kernels.transfer import all_to_device
 from .forward_mode import ForwardMode
 from .kv.pages import SCRATCH_PAGE
 from .scheduler import ScheduledRow
@@ -60,17 +61,27 @@ class ForwardBatch:
             positions += range(start, start + count)
             slots += _slots(row.state.pages, start, start + count, page_size)
         query_starts = (0, *accumulate(counts))
+        wanted = _int64(_logits_rows(rows, query_starts))
+        values = (_int64(tokens), _int64(positions), _int64(slots), wanted, _page_table(rows))
+        input_ids, at, into, logits_rows, page_table = all_to_device(values, device)
         return cls(
             mode=_mode(counts),
-            input_ids=_int64(tokens).to(device),
-            positions=_int64(positions).to(device),
-            slots=_int64(slots).to(device),
-            page_table=_page_table(rows).to(device),
+            input_ids=input_ids,
+            positions=at,
+            slots=into,
+            page_table=page_table,
             query_starts=query_starts,
             kv_lens=tuple(map(add, starts, counts)),
-            logits_rows=_int64(_logits_rows(rows, query_starts)).to(device),
+            logits_rows=logits_rows,
             page_size=page_size,
         )
+
+    def with_drawn(self, device_ids: torch.Tensor) -> ForwardBatch:
+        """Put tokens int64 [B] that never left the device where the host wrote -1 - their index
+        (RequestState.expect).
+        """
+        drawn = device_ids[(-1 - self.input_ids).clamp(min=0)]
+        return replace(self, input_ids=torch.where(self.input_ids < 0, drawn, self.input_ids))
 
 
 def _int64(values: list[int]) -> torch.Tensor:

@@ -30,6 +30,11 @@ class HostSampled:
     logprobs: list[TokenLogprob | None]
     failed: dict[int, NoToken] = field(default_factory=dict)
 
+    @property
+    def device_ids(self) -> Tensor:
+        """Token ids int64 [B]."""
+        return torch.tensor(self.token_ids, dtype=torch.int64)
+
     def to_host(self) -> tuple[list[int], list[TokenLogprob | None]]:
         """Token ids and log-probabilities of all rows."""
         return self.token_ids, self.logprobs

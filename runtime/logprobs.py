@@ -7,41 +7,29 @@ filters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..kernels.transfer import Arriving, to_device
 from .request import TokenLogprob
 
 _ROWS_AT_ONCE = {"cpu": 4}  # these stay in a CPU's cache, and in memory it has touched before
 
 
-@dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """The numbers of R rows, still on the device."""
+    """The numbers of R rows, on their way to the host: token ids, log-probabilities and ranks [R],
+    ids and log-probabilities of the likeliest tokens [R, K].
+    """
 
-    token_ids_R: Tensor
-    logprobs_R: Tensor
-    ranks_R: Tensor
-    top_ids_RK: Tensor
-    top_logprobs_RK: Tensor
-    num_top: tuple[int, ...]  # how many of K each row asked for
+    def __init__(self, tensors: Sequence[Tensor], num_top: tuple[int, ...]) -> None:
+        self._arriving = Arriving(*tensors)
+        self._num_top = num_top  # how many of K each row asked for
 
     def to_host(self) -> list[TokenLogprob]:
         """One TokenLogprob a row; equally likely rivals in order of their ids."""
-        return [
-            _token_logprob(*values)
-            for values in zip(
-                self.token_ids_R.tolist(),
-                self.logprobs_R.tolist(),
-                self.ranks_R.tolist(),
-                self.top_ids_RK.tolist(),
-                self.top_logprobs_RK.tolist(),
-                self.num_top,
-                strict=True,
-            )
-        ]
+        columns = (tensor.tolist() for tensor in self._arriving.wait())
+        return [_token_logprob(*values) for values in zip(*columns, self._num_top, strict=True)]
 
 
 @torch.inference_mode()
@@ -54,7 +42,8 @@ def row_logprobs(logits_RV: Tensor, token_ids_R: Tensor, num_top: Sequence[int])
         for logits, token_ids in zip(logits_RV.split(block), token_ids_R.split(block), strict=True)
     ]
     logprobs_R, ranks_R, top_ids_RK, top_logprobs_RK = map(torch.cat, zip(*parts, strict=True))
-    return RowLogprobs(token_ids_R, logprobs_R, ranks_R, top_ids_RK, top_logprobs_RK, num_top)
+    numbers = (token_ids_R, logprobs_R, ranks_R, top_ids_RK, top_logprobs_RK)
+    return RowLogprobs(numbers, num_top)
 
 
 def _block_logprobs(
@@ -67,12 +56,10 @@ def _block_logprobs(
     return chosen_R1.squeeze(1), ranks_R, top.indices, top.values
 
 
-def prompt_logprobs(
-    logits_TV: Tensor, target_ids: Sequence[int], num_top: int
-) -> list[TokenLogprob]:
+def prompt_logprobs(logits_TV: Tensor, target_ids: Sequence[int], num_top: int) -> RowLogprobs:
     """The numbers of `target_ids[t]`, the token that followed position t, for every row t."""
-    targets_T = torch.tensor(target_ids, dtype=torch.int64, device=logits_TV.device)
-    return row_logprobs(logits_TV, targets_T, [num_top] * len(target_ids)).to_host()
+    targets_T = to_device(torch.tensor(target_ids, dtype=torch.int64), logits_TV.device)
+    return row_logprobs(logits_TV, targets_T, [num_top] * len(target_ids))
 
 
 def _token_logprob(

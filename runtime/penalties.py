@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..kernels.transfer import to_device
 from .request import SamplingParams
 
 
@@ -38,6 +39,14 @@ def changes_logits(row: SamplingRow) -> bool:
         or params.frequency_penalty
         or params.logit_bias
         or (params.min_tokens and len(row.token_ids) - row.num_prompt < params.min_tokens)
+    )
+
+
+def counts_tokens(row: SamplingRow) -> bool:
+    """Whether `adjust` reads which tokens were generated, not only how many."""
+    params = row.sampling
+    return bool(
+        params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
     )
 
 
@@ -77,14 +86,16 @@ def _presence_and_frequency(logits_V: Tensor, row: SamplingRow) -> None:
 def _bias(logits_V: Tensor, row: SamplingRow) -> None:
     bias = {i: b for i, b in row.sampling.logit_bias.items() if 0 <= i < len(logits_V)}
     if bias:
-        ids = torch.tensor(list(bias), device=logits_V.device)
-        logits_V[ids] += torch.tensor(list(bias.values())).to(logits_V)
+        ids = to_device(torch.tensor(list(bias)), logits_V.device)
+        values = torch.tensor(list(bias.values()), dtype=logits_V.dtype)
+        logits_V[ids] += to_device(values, logits_V.device)
 
 
 def _forbid_early_end(logits_V: Tensor, row: SamplingRow, end_ids: Sequence[int]) -> None:
     if len(row.token_ids) - row.num_prompt < row.sampling.min_tokens:
         ends = {i for i in (*end_ids, *row.sampling.stop_token_ids) if 0 <= i < len(logits_V)}
-        logits_V[torch.tensor(sorted(ends), dtype=torch.int64, device=logits_V.device)] = -torch.inf
+        where = to_device(torch.tensor(sorted(ends), dtype=torch.int64), logits_V.device)
+        logits_V.index_fill_(0, where, -torch.inf)
 
 
 def _tensor(ids: Sequence[int]) -> Tensor:

@@ -23,6 +23,11 @@ class NoToken(StrEnum):
 class Sampled(Protocol):
     """The tokens of one step."""
 
+    @property
+    def device_ids(self) -> Tensor:
+        """Token ids int64 [B] where the next step reads them."""
+        ...
+
     def to_host(self) -> tuple[list[int], list[TokenLogprob | None]]:
         """Token ids and log-probabilities (None where not asked) of all rows."""
         ...
@@ -45,12 +50,16 @@ class Sampler(Protocol):
         ...
 
 
-def build_sampler(vocab_size: int, device: torch.device, eos_ids: Sequence[int]) -> Sampler:
-    """The sampler that suits a device; both draw the same tokens from the same logits."""
+def build_sampler(
+    vocab_size: int, device: torch.device, eos_ids: Sequence[int], *, overlaps: bool = False
+) -> Sampler:
+    """The sampler that suits a device; both draw the same tokens from the same logits. Where steps
+    overlap, tokens stay on the device.
+    """
     from .device_sampler import DeviceSampler
     from .host_sampler import HostSampler
 
-    kind = HostSampler if device.type == "cpu" else DeviceSampler
+    kind = HostSampler if device.type == "cpu" and not overlaps else DeviceSampler
     return kind(vocab_size, eos_ids)
 
 

@@ -31,6 +31,7 @@ class RequestState:
         "has_prompt_logprobs",
         "max_outputs",
         "num_computed",
+        "num_pending",
         "num_prompt",
         "order",
         "pages",
@@ -49,7 +50,8 @@ class RequestState:
         self.enqueued_s = time.monotonic()
         self.token_ids = [*request.prompt_ids, *request.output_ids]
         self.num_prompt = len(request.prompt_ids)
-        self.num_computed = 0  # tokens whose keys and values are in `pages`
+        self.num_computed = 0  # tokens whose keys and values are in `pages`, or will be soon
+        self.num_pending = 0  # last tokens that are being drawn and not known here yet
         self.pages: list[int] = []
         self.cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.prompt_logprobs: list[TokenLogprob | None] = []
@@ -62,8 +64,18 @@ class RequestState:
 
     @property
     def num_outputs(self) -> int:
-        """Generated tokens, earlier ones of a resumed request included."""
+        """Generated tokens, earlier ones of a resumed request and pending ones included."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_known(self) -> int:
+        """Tokens, without the pending ones."""
+        return len(self.token_ids) - self.num_pending
+
+    @property
+    def num_known_outputs(self) -> int:
+        """Generated tokens, without the pending ones."""
+        return len(self.token_ids) - self.num_pending - self.num_prompt
 
     @property
     def num_uncomputed(self) -> int:
@@ -73,7 +85,23 @@ class RequestState:
     @property
     def output_ids(self) -> list[int]:
         """Generated tokens."""
-        return self.token_ids[self.num_prompt :]
+        return self.token_ids[self.num_prompt : self.num_known]
+
+    def expect(self, draw: int) -> None:
+        """The `draw`-th token of its step is being drawn; till then -1 - draw stands for it."""
+        self.token_ids.append(-1 - draw)
+        self.num_pending += 1
+
+    def resolve(self, token: int) -> None:
+        """The first pending token is known."""
+        self.token_ids[-self.num_pending] = token
+        self.num_pending -= 1
+
+    def drop_pending(self) -> None:
+        """Forget the tokens that are being drawn."""
+        if self.num_pending:
+            del self.token_ids[-self.num_pending :]
+            self.num_pending = 0
 
     def token_slice(self, num_tokens: int) -> list[int]:
         """The next `num_tokens` uncomputed tokens."""
@@ -86,6 +114,8 @@ class ScheduledRow:
 
     state: RequestState
     num_tokens: int
+    start: int = 0  # tokens computed before it; set when it is launched
+    draw: int = -1  # which of its step's draws is this row's; -1: none
 
     @property
     def samples(self) -> bool:
@@ -188,9 +218,16 @@ class Scheduler:
             self.finish(state)
         return state
 
+    def runs(self, state: RequestState) -> bool:
+        """Whether it still holds the pages of its last step: neither ended nor preempted since."""
+        return state in self._running
+
     def finish(self, state: RequestState) -> None:
-        """Take a request out and free its pages."""
+        """Take a request out and free its pages. A step that still runs on them is no danger: what
+        is given to the device later comes after it.
+        """
         del self._states[state.request.id]
+        state.drop_pending()
         if state in self._running:
             del self._running[state]
             self._release(state)
@@ -216,8 +253,10 @@ class Scheduler:
             if state not in self._running:  # preempted for an earlier one
                 continue
             num_tokens = min(state.num_uncomputed, budget)
-            if num_tokens == 0:
-                return
+            if num_tokens == 0 or (
+                state.num_pending and state.num_outputs >= state.max_outputs
+            ):  # no budget is left, or its last step runs already
+                continue
             if self._secure_pages(state, num_tokens, rows):
                 rows[state.request.id] = ScheduledRow(state, num_tokens)
                 budget -= num_tokens
@@ -247,6 +286,7 @@ class Scheduler:
         self.num_preemptions += 1
         del self._running[state]
         self._release(state)
+        state.drop_pending()  # drawn again, and the same, after the recompute
         state.prompt_logprobs.clear()
         heapq.heappush(self._waiting, (state.order, state))
 
@@ -294,12 +334,15 @@ class Scheduler:
         self.num_cached_tokens += state.cached_tokens
 
     def advance(self, row: ScheduledRow) -> None:
-        """Record that a row's keys and values have been written."""
-        state = row.state
-        before = state.num_computed // self.pages.page_size
-        state.num_computed += row.num_tokens
-        if state.num_computed // self.pages.page_size > before:
-            self.pages.remember(state.token_ids, state.pages, state.num_computed)
+        """Record that a row's keys and values are being written."""
+        row.start = row.state.num_computed
+        row.state.num_computed += row.num_tokens
+
+    def remember(self, row: ScheduledRow) -> None:
+        """Make the pages that a row filled findable, once all tokens in them are known."""
+        size, stop = self.pages.page_size, row.start + row.num_tokens
+        if stop // size > row.start // size:
+            self.pages.remember(row.state.token_ids, row.state.pages, stop)
 
     def drain(self, fail: Callable[[RequestState], None]) -> None:
         """End every request, telling `fail` of each."""

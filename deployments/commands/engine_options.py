@@ -95,6 +95,7 @@ def _choices() -> list[inspect.Parameter]:
 def _sizes() -> list[inspect.Parameter]:
     return [
         _number("num_threads", "CPU threads of a step; all cores that may be used if not given."),
+        _number("overlap_depth", "Steps launched while one runs: 0, or 1 as by default on a GPU."),
         _number("page_size", "Tokens a KV page; a power of two."),
         _option("kv_bytes", Annotated[int | None, _kv_bytes()], None),
         _option(

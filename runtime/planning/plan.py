@@ -105,6 +105,7 @@ class ExecutionPlan:
     native_kernels: str | None = None  # build of kernels/cpu that some candidate uses
     flash_attn_library: str | None = None  # as asked: a file with FlashAttention
     capture_sizes: tuple[int, ...] = ()
+    overlap_depth: int = 0  # steps launched while one runs; tokens are then seen one step late
     environment: dict[str, str] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
     origins: dict[str, Origin] = field(default_factory=dict)
@@ -153,6 +154,6 @@ DECISIVE = (
         "max_num_batched_tokens",
         "prefix_cache",
     ),
-    *("num_threads", "native_kernels", "capture_sizes", "environment"),
+    *("num_threads", "native_kernels", "capture_sizes", "overlap_depth", "environment"),
 )
 """Fields that the fingerprint covers."""

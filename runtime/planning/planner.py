@@ -23,6 +23,10 @@ ENVIRONMENT = {"cpu": {"OMP_WAIT_POLICY": "passive"}}
 spin while they wait take the core that a gateway, a proxy or another thread needs."""
 
 
+OVERLAP_DEPTH = {"cpu": 0, "cuda": 1}
+"""A card computes while the host schedules the next step; a CPU's cores are the host."""
+
+
 def plan(hardware: Hardware, model: ModelConfig, config: EngineConfig) -> ExecutionPlan:
     """The best plan that honours every explicit wish.
 
@@ -73,6 +77,7 @@ def _plan(
         native_kernels=_native_kernels(hardware, selection),
         flash_attn_library=config.flash_attn_library,
         capture_sizes=sizes.capture_sizes,
+        overlap_depth=_overlap_depth(config, situation.device),
         environment=dict(ENVIRONMENT.get(situation.device, {})),
         rejected=tuple(rejections(hardware, model, config, selection)),
         origins=_origins(model, config, situation) | sizes.origins,
@@ -89,6 +94,11 @@ def _num_threads(hardware: Hardware, config: EngineConfig) -> int:
     lift = f"--num-threads {most} or fewer"
     refusal = Refusal(rule="num_threads", kind="unavailable", sentence=sentence, lift=lift)
     raise PlanError(f"{sentence}. What would work: {lift}.", [refusal], lift)
+
+
+def _overlap_depth(config: EngineConfig, device: str) -> int:
+    """As asked, else what suits the device."""
+    return OVERLAP_DEPTH[device] if config.overlap_depth is None else config.overlap_depth
 
 
 def _native_kernels(hardware: Hardware, selection: Selection) -> str | None:
@@ -128,6 +138,7 @@ def _origins(model: ModelConfig, config: EngineConfig, situation: Situation) -> 
         if name != "linear_method":
             origins[name] = "hardware" if getattr(config, name) == "auto" else "user"
     origins["prefix_cache"] = "default" if config.prefix_cache else "user"
+    origins["overlap_depth"] = "default" if config.overlap_depth is None else "user"
     origins["num_threads"] = "hardware" if config.num_threads is None else "user"
     return origins
 

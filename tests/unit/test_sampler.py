@@ -267,25 +267,25 @@ def test_logprobs_are_of_the_raw_distribution_with_rank_and_rivals() -> None:
 
 
 def test_equally_likely_rivals_come_by_id_and_show_the_chosen_one() -> None:
-    (logprob,) = prompt_logprobs(torch.zeros(1, _VOCAB), [250], 3)
+    (logprob,) = prompt_logprobs(torch.zeros(1, _VOCAB), [250], 3).to_host()
     assert logprob.rank == 1
     assert 250 in [token_id for token_id, _ in logprob.top]
     assert [*logprob.top] == sorted(logprob.top, key=lambda pair: (-pair[1], pair[0]))
 
 
 def test_more_rivals_than_tokens_gives_all_tokens() -> None:
-    (logprob,) = prompt_logprobs(torch.zeros(1, _VOCAB), [0], _VOCAB + 9)
+    (logprob,) = prompt_logprobs(torch.zeros(1, _VOCAB), [0], _VOCAB + 9).to_host()
     assert len(logprob.top) == _VOCAB
 
 
 def test_prompt_logprobs_equal_a_log_softmax_row_by_row() -> None:
     logits = _logits(150)
     targets = [(i * 7) % _VOCAB for i in range(150)]
-    found = prompt_logprobs(logits, targets, 1)
+    found = prompt_logprobs(logits, targets, 1).to_host()
     expected = logits.log_softmax(dim=1)
     assert [p.token_id for p in found] == targets
     assert [p.logprob for p in found] == pytest.approx(
         expected[range(150), targets].tolist(), abs=1e-6
     )
     assert [p.top[0][0] for p in found] == logits.argmax(dim=1).tolist()
-    assert prompt_logprobs(logits[:0], [], 5) == []
+    assert prompt_logprobs(logits[:0], [], 5).to_host() == []

@@ -33,6 +33,7 @@ def _step(scheduler: Scheduler) -> dict[str, int]:
     rows = scheduler.schedule()
     for row in rows:
         scheduler.advance(row)
+        scheduler.remember(row)
         if not row.state.num_uncomputed:
             row.state.token_ids.append(1)
     return {row.state.request.id: row.num_tokens for row in rows}
@@ -179,6 +180,7 @@ def test_a_row_samples_only_when_its_last_token_runs() -> None:
         rows: list[ScheduledRow] = scheduler.schedule()
         samples.append(rows[0].samples)
         scheduler.advance(rows[0])
+        scheduler.remember(rows[0])
         if not rows[0].state.num_uncomputed:
             rows[0].state.token_ids.append(1)
     assert samples == [False, True, True]

@@ -109,6 +109,7 @@ class _Life:
             self.first_runs.append(state)
         self.computed += row.num_tokens
         self.scheduler.advance(row)
+        self.scheduler.remember(row)
         if state.num_uncomputed:
             return
         if samples:
