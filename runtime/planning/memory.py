@@ -1,6 +1,7 @@
 """What a plan takes of a device's memory: weights, activations, graphs, KV pool, and a reserve.
 
-All are upper estimates made before anything is loaded, for the plain torch path, the hungriest.
+All are upper estimates made before anything is loaded: on a CPU for the plain torch path, the
+hungriest, to which a start may fall; on a card, where it costs gigabytes, for the planned one.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Demand:
     decode_sizes: tuple[int, ...] = ()  # rows of graphs of whole steps
     piece_sizes: tuple[int, ...] = ()  # tokens of graphs in pieces
     is_padded: bool = False  # a graph computes all its rows, so each size has its own
+    is_loaded_here: bool = True  # what a tensor takes while it loads counts; else on the host
+    is_gathered: bool = True  # attention copies keys out of their pages, and makes masks
 
     @property
     def weights_bytes(self) -> int:
@@ -97,18 +100,23 @@ class Demand:
     def activation_bytes(self, max_model_len: int, num_pages: int) -> int:
         """The larger of loading the largest tensor and of the largest step."""
         model = self.model
-        loading = 2 * model.vocab_size * model.hidden_size * 4
+        loading = 2 * model.vocab_size * model.hidden_size * 4 * self.is_loaded_here
         return max(loading, self._step_bytes(max_model_len) + self.gathered_bytes(num_pages))
 
     def gathered_bytes(self, num_pages: int) -> int:
         """Keys and values of one layer, copied out of their pages."""
-        return PADDING * num_pages * self.page_bytes // max(1, self.model.num_layers)
+        return num_pages * self._gathered_of_a_page
+
+    @property
+    def _gathered_of_a_page(self) -> int:
+        copies = PADDING if self.is_gathered else 0
+        return copies * self.page_bytes // max(1, self.model.num_layers)
 
     def _step_bytes(self, max_model_len: int) -> int:
         model, tokens = self.model, self.max_num_batched_tokens
         heads = 2 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         hidden = tokens * (4 * model.hidden_size + heads + 3 * model.intermediate_size)
-        masks = tokens * max_model_len * (1 + model.group_size)
+        masks = tokens * max_model_len * (1 + model.group_size) * self.is_gathered
         logprobs = 8 * min(tokens, PROMPT_LOGPROB_ROWS)
         logits = model.vocab_size * max(SAMPLER_BYTES * self.max_num_seqs, logprobs)
         return (hidden + masks) * self.itemsize + logits
@@ -119,8 +127,7 @@ class Demand:
 
     def pages_within(self, num_bytes: int) -> int:
         """Pages that fit into so many bytes, with what gathering them takes."""
-        gathered = PADDING * self.page_bytes // max(1, self.model.num_layers)
-        return max(0, num_bytes) // (self.page_bytes + gathered)
+        return max(0, num_bytes) // (self.page_bytes + self._gathered_of_a_page)
 
     def estimate(self, max_model_len: int, num_pages: int, budget: Budget) -> MemoryEstimate:
         """All parts and their sum against the budget."""

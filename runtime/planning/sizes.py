@@ -103,6 +103,7 @@ def choose_sizes(
 
 def _demand(model: ModelConfig, selection: Selection, num_seqs: int, num_tokens: int) -> Demand:
     situation, captures = selection.situation, captures_of(selection)
+    backends = {path.attention_backend for path in selection.paths.values()}
     return Demand(
         model=model,
         itemsize=ITEMSIZE[situation.dtype],
@@ -115,6 +116,8 @@ def _demand(model: ModelConfig, selection: Selection, num_seqs: int, num_tokens:
         decode_sizes=captures.decode_sizes(num_seqs),
         piece_sizes=captures.piece_sizes(num_tokens),
         is_padded=captures.is_padded,
+        is_loaded_here=situation.device == "cpu",
+        is_gathered=situation.device == "cpu" or "torch_sdpa" in backends,
     )
 
 

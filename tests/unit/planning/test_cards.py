@@ -505,6 +505,66 @@ MEMORY = (
     ),
 )
 
+NODES_AND_SIZES = (
+    Case(
+        id="keys-of-16-bits-on-a-cpu-are-for-those-that-read-them",
+        node="epyc-avx2",
+        options={"kv_dtype": "bfloat16"},
+        attention=(CPU,),
+        refused={"attention/torch_sdpa": {"kv_dtype"}},
+    ),
+    Case(
+        id="the-first-card-is-lost-and-the-second-is-not",
+        node="h100",
+        change=lambda node: replace(
+            node, gpus=(replace(node.gpus[0], problem="GPU is lost"), node.gpus[0])
+        ),
+        device="cuda",
+    ),
+    Case(
+        id="a-card-beside-one-of-another-maker",
+        node="h100",
+        change=lambda node: replace(node, gpus=(replace(node.gpus[0], vendor="amd"), node.gpus[0])),
+        device="cuda",
+    ),
+    Case(
+        id="ollama-15918-every-card-is-hidden",
+        node="h100",
+        change=card(problem="hidden by CUDA_VISIBLE_DEVICES="),
+        device="cpu",
+        refused={"device/cuda": {"device.problem"}},
+        note="hidden by CUDA_VISIBLE_DEVICES=",
+    ),
+    Case(
+        id="no-torch",
+        node="xeon-amx",
+        change=facts(torch=Torch(version=None)),
+        error={"device.torch"},
+        says="install torch",
+    ),
+    Case(
+        id="more-threads-than-cores",
+        node="xeon-amx",
+        options={"num_threads": 64},
+        error={"num_threads"},
+        says="--num-threads 16 or fewer",
+    ),
+    Case(
+        id="more-requests-than-tokens",
+        node="l4",
+        options={"max_num_seqs": 64, "max_num_batched_tokens": 32},
+        error={"sizes.batch"},
+        says="--max-num-batched-tokens 64 or more",
+    ),
+    Case(
+        id="a-pool-too-small-for-the-context",
+        node="l4",
+        options={"kv_bytes": 1 << 20, "max_model_len": 4096},
+        error={"sizes.kv_bytes"},
+        says="or more",
+    ),
+)
+
 CASES = (
     *CARDS,
     *WRONG_DEFAULTS,
@@ -512,6 +572,7 @@ CASES = (
     *SILENCE,
     *CPUS,
     *MEMORY,
+    *NODES_AND_SIZES,
 )
 
 
@@ -545,8 +606,30 @@ def test_a_case_that_cannot_be_is_refused_by_name(case: Case) -> None:
 
 
 def test_there_are_cases_enough_and_each_has_a_name_of_its_own() -> None:
-    assert len(CASES) >= 60
+    assert len(CASES) >= 80
     assert len({case.id for case in CASES}) == len(CASES)
+
+
+def test_who_compiles_with_nvcc_is_refused_without_it() -> None:
+    """SGLang #5389: compiled at the first request, where that could be known before."""
+    node = replace(load_hardware("h100"), nvcc=None)
+    found = refused(plan(node, public_model("Qwen3-0.6B"), wishes()))
+    built_before = having(flashinfer_jit_cache="0.6.18")(node)
+    after = refused(plan(built_before, public_model("Qwen3-0.6B"), wishes()))
+    for candidate in REGISTRIES["attention"]:
+        name = f"attention/{candidate.name}"
+        needs_it = candidate.capability.needs_nvcc
+        assert ("nvcc" in found.get(name, set())) == needs_it
+        assert "nvcc" not in after.get(name, set())
+
+
+def test_heads_that_share_too_much_are_refused_by_whoever_has_a_limit() -> None:
+    shared = replace(public_model("Llama-3.1-8B"), num_kv_heads=1)
+    found = refused(plan(load_hardware("h100"), shared, wishes()))
+    for candidate in REGISTRIES["attention"]:
+        limit = candidate.capability.max_group_size
+        is_refused = "group_size" in found.get(f"attention/{candidate.name}", set())
+        assert is_refused == (limit is not None and limit < 32)
 
 
 @pytest.mark.parametrize("name", FOREIGN)

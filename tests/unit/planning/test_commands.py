@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from polypath.deployments.commands.probe import probe
 from polypath.deployments.plan_view import render_plan, render_summary
 from polypath.runtime.config import EngineConfig
 from polypath.runtime.planning.hardware import Hardware, load_hardware
-from polypath.runtime.planning.plan import ExecutionPlan
+from polypath.runtime.planning.plan import ExecutionPlan, MeasuredMemory
 from polypath.runtime.planning.planner import plan as make_plan
 
 CONFIG = {
@@ -172,3 +174,26 @@ def test_the_summary_is_short_and_a_name_is_not_markup(model) -> None:
     assert len(short.getvalue().splitlines()) <= 14
     assert "[red]ok" in short.getvalue()
     assert short.getvalue() in long.getvalue()
+
+
+def test_each_mode_is_shown_with_its_choice_and_every_refusal(model) -> None:
+    found = make_plan(load_hardware("h200"), model, EngineConfig(model="m"))
+    page = io.StringIO()
+    render_plan(found, Console(file=page, width=400))
+    text = page.getvalue()
+    for mode, path in found.paths.items():
+        assert re.search(rf"^[a-z, ]*{mode}[a-z, ]*: {re.escape(path.name)}, refused", text, re.M)
+    for item in found.rejected:
+        for refusal in item.refusals:
+            assert refusal.sentence in text and refusal.rule in text
+
+
+def test_measured_memory_stands_beside_the_estimate(model) -> None:
+    found = make_plan(load_hardware("h200"), model, EngineConfig(model="m"))
+    measured = MeasuredMemory(
+        weights_bytes=1 << 20, kv_bytes=2 << 20, graph_bytes=3 << 20, peak_bytes=77 << 20,
+        peak_origin="of the card",
+    )  # fmt: skip
+    page = io.StringIO()
+    render_plan(replace(found, measured=measured), Console(file=page, width=200))
+    assert "measured" in page.getvalue() and "77 MiB" in page.getvalue()

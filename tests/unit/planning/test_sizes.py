@@ -224,3 +224,12 @@ def test_every_plan_adds_up_or_is_refused_with_reasons(
 )
 def test_sizes_read_well(num_bytes, text) -> None:
     assert gigabytes(num_bytes) == text
+
+
+def test_on_a_card_only_attention_that_gathers_pages_pays_for_copies_and_masks(model) -> None:
+    node = load_hardware("h100")
+    plain = plan(node, model, wishes(attention_backend="torch_sdpa", runner="eager"))
+    found = plan(node, model, wishes(runner="eager"))
+    gathers = {path.attention_backend for path in found.paths.values()} == {"torch_sdpa"}
+    assert (found.memory.activation_bytes < plain.memory.activation_bytes) != gathers
+    assert (found.num_pages > plain.num_pages) != gathers

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from polypath.deployments.commands.paths import headline, paths_table
+from polypath.deployments.commands.paths import headline, memory_line, paths_table
 
 WORKER: dict[str, Any] = {
     "worker_id": "worker-1",
@@ -41,3 +41,17 @@ def test_the_headline_says_how_busy_the_worker_is() -> None:
 
 def test_a_silent_worker_is_shown_as_such() -> None:
     assert headline(WORKER | {"stats": None}).endswith("does not answer")
+
+
+def test_memory_is_shown_as_measured_and_as_planned() -> None:
+    names = ("weights_bytes", "kv_bytes", "graph_bytes")
+    measured = dict.fromkeys(names, 2 << 20) | {"peak_bytes": 9 << 20, "peak_origin": "resident"}
+    plan = {"memory": dict.fromkeys(names, 3 << 20), "measured": measured}
+    text = memory_line(WORKER | {"plan": plan})
+    assert text.startswith("memory: weights 2 MiB of 3 MiB planned, kv 2 MiB of 3 MiB planned")
+    assert text.endswith("peak 9 MiB resident")
+
+
+def test_a_worker_of_an_older_version_was_not_measured() -> None:
+    assert memory_line(WORKER | {"plan": {"memory": {}}}) == "memory: not measured"
+    assert memory_line(WORKER | {"plan": None}) == "memory: not measured"
