@@ -7,14 +7,15 @@ from __future__ import annotations
 from ..config import EngineConfig
 from ..forward_mode import ForwardMode
 from .candidate import find
-from .rules_node import carrier_problem, first_carrier
+from .rules_node import JIT_CACHE, carrier_problem, first_carrier, package_problem
 from .selection import REGISTRIES, Selection
 from .wishes import wish_of
 
 
 def path_notes(config: EngineConfig, selection: Selection) -> list[str]:
     """Sentences for `ExecutionPlan.notes`."""
-    return _partial_wishes(config, selection) + _hybrid(selection) + _carriers(selection)
+    notes = _partial_wishes(config, selection) + _hybrid(selection) + _carriers(selection)
+    return notes + _slow_first_start(selection)
 
 
 def _partial_wishes(config: EngineConfig, selection: Selection) -> list[str]:
@@ -57,3 +58,17 @@ def _carriers(selection: Selection) -> list[str]:
         passed = f"; passed over: {'; '.join(reasons)}" if reasons else ""
         notes.append(f"{name} comes from {found.package}{passed}")
     return notes
+
+
+def _slow_first_start(selection: Selection) -> list[str]:
+    """Who compiles with nvcc before it can run; FlashInfer's modules were timed on one core."""
+    if package_problem(JIT_CACHE, selection.situation.hardware) is None:
+        return []
+    names = dict.fromkeys(path.attention_backend for path in selection.paths.values())
+    return [
+        f"the first start with {name} compiles kernels, minutes for each type and head dimension "
+        f"(prefill took 401 s on one core, decode 57 s); later starts find them. {JIT_CACHE} holds "
+        "them ready, --attention-backend triton needs none"
+        for name in names
+        if find(REGISTRIES["attention"], name).capability.needs_nvcc
+    ]

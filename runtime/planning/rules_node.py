@@ -216,6 +216,10 @@ def has_compiler(capability: Capability, situation: Situation) -> Verdict | None
     )
 
 
+JIT_CACHE = "flashinfer_jit_cache"
+"""The package of kernels that were compiled before."""
+
+
 @rule(
     "nvcc",
     "unavailable",
@@ -226,11 +230,10 @@ def has_nvcc(capability: Capability, situation: Situation) -> Verdict | None:
     hardware = situation.hardware
     if situation.device != "cuda" or not capability.needs_nvcc or hardware.nvcc is not None:
         return None
-    cache = "flashinfer_jit_cache"
-    if package_problem(cache, hardware) is None:
+    if package_problem(JIT_CACHE, hardware) is None:
         return None
     return (
-        f"{capability.name} compiles its kernels with nvcc, which is not here, nor is {cache}",
+        f"{capability.name} compiles its kernels with nvcc, which is not here, nor is {JIT_CACHE}",
         "install CUDA's toolkit (nvcc), or flashinfer-jit-cache",
     )
 

@@ -623,6 +623,21 @@ def test_who_compiles_with_nvcc_is_refused_without_it() -> None:
         assert "nvcc" not in after.get(name, set())
 
 
+@pytest.mark.parametrize("node", ["t4", "a100-80", "h200", "b200", "rtx5090"])
+def test_a_first_start_that_compiles_for_minutes_is_said(node: str) -> None:
+    found = plan(load_hardware(node), public_model("Qwen3-0.6B"), wishes())
+    backends = {path.attention_backend for path in found.paths.values()}
+    slow = [
+        c.name for c in REGISTRIES["attention"] if c.capability.needs_nvcc and c.name in backends
+    ]
+    said = [note for note in found.notes if "compiles kernels" in note]
+    assert [name for name in slow if any(name in note for note in said)] == slow
+    assert len(said) == len(slow)
+    ready = having(flashinfer_jit_cache="0.6.18")(load_hardware(node))
+    notes = plan(ready, public_model("Qwen3-0.6B"), wishes()).notes
+    assert not any("compiles kernels" in note for note in notes)
+
+
 def test_heads_that_share_too_much_are_refused_by_whoever_has_a_limit() -> None:
     shared = replace(public_model("Llama-3.1-8B"), num_kv_heads=1)
     found = refused(plan(load_hardware("h100"), shared, wishes()))
