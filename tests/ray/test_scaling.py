@@ -180,13 +180,11 @@ def test_many_spill_into_the_dear_pool_and_all_are_answered(client: Client) -> N
     assert len(workers) == 2 and len(answers) >= 12
 
 
-def test_it_goes_down_to_zero_and_a_stream_that_runs_then_loses_nothing(client: Client) -> None:
-    client.wait_for(lambda: client.pools() == [], WAKE_LIMIT_S)
-    answer = client.stream(2, 8)
-    assert answer["reason"] == "length"
-    again = client.stream(2, 8)
-    assert again["text"] == answer["text"]
+def test_it_goes_down_to_zero_after_the_delay_and_comes_back(client: Client) -> None:
     spent_s = client.wait_for(lambda: client.pools() == [], WAKE_LIMIT_S)
     assert spent_s >= DELAY_S - 3, "not before the delay"
     assert client.get("/health")["models"] == {"tiny": "asleep"}
+    answer, again = client.stream(2, 8), client.stream(2, 8)
+    assert answer["reason"] == "length" and again["text"] == answer["text"]
+    assert client.pools() == ["cheap"]
     assert client.get("/admin/scaling")["errors"] == 0
