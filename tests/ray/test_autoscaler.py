@@ -1,5 +1,5 @@
-"""Ray's own autoscaler with its `fake_multinode` provider: pools that wake make nodes of their kind
-come, and those go when they are idle.
+"""Ray's own autoscaler with its fake provider of nodes on this machine: pools that wake make nodes
+of their kind come, and those go when they are idle.
 """
 
 from __future__ import annotations
@@ -116,12 +116,17 @@ class Fake:
 @pytest.fixture(scope="module")
 def fake(no_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fake]:
     folder = tmp_path_factory.mktemp("fake")
+    from ray.util import get_node_ip_address
+
     launcher = folder / "fake.yaml"
     port = free_port()
-    address = f"127.0.0.1:{port}"
+    address = f"{get_node_ip_address()}:{port}"
+    # Not by its name: for that Ray opens defaults in a file that its wheel lacks.
     provider = {
-        "type": "fake_multinode",
+        "type": "external",
+        "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
         "launch_multiple": True,
+        "disable_node_updaters": True,
         "head_node_id": HEAD_ID,
         "gcs_address": address,
     }
@@ -134,7 +139,7 @@ def fake(no_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     }
     command = [
         str(Path(sys.executable).with_name("ray")),
-        *("start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"),
+        *("start", "--head", "--block", f"--port={port}"),
         *("--num-cpus=1", "--labels=pool=head", "--include-dashboard=false"),
         *(f"--autoscaling-config={launcher}", "--object-store-memory=80000000"),
         "--disable-usage-stats",
