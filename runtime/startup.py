@@ -14,6 +14,7 @@ import torch
 from ..kernels.cpu.library import load
 from .attention import registry as attention_registry
 from .attention.backend import AttentionBackend
+from .attention.loading import BackendUnusable, load_backend
 from .build_context import BuildContext
 from .checkpoint.source import Checkpoint, open_checkpoint
 from .config import EngineConfig, ModelConfig
@@ -141,13 +142,39 @@ def start(
             logger.warning("%s; starting again on %s", failure, plan.path_name(ForwardMode.DECODE))
             stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
         try:
-            return _build(config, hardware, checkpoint, plan, stages)
+            return _build_what_loads(config, hardware, checkpoint, plan, stages)
         except _PathRefused as error:
             failure, plan = str(error), error.plan
     raise EngineError(
         f"{failure}; no other path is left on this node, so the worker does not start. "
         "The model's files may be damaged; `--no-self-check` starts it all the same"
     )
+
+
+def _build_what_loads(
+    config: EngineConfig,
+    hardware: Hardware,
+    checkpoint: Checkpoint,
+    plan: ExecutionPlan,
+    stages: _Stages,
+) -> Started:
+    """`_build`, planned anew without the packages of a backend that does not load. PlanError where
+    the user named it, _PathRefused where nothing else is left to plan.
+    """
+    try:
+        return _build(config, hardware, checkpoint, plan, stages)
+    except BackendUnusable as error:
+        failure, packages = str(error), error.packages
+    if not packages:
+        raise _PathRefused(failure, plan)
+    hardware = hardware.without_packages(packages, failure)
+    following = make_plan(hardware, checkpoint.config, config)
+    if following.paths == plan.paths:
+        raise _PathRefused(failure, plan)
+    plan = replace(following, events=plan.events).with_event("attention", failure)
+    logger.warning("%s; starting again on %s", failure, plan.path_name(ForwardMode.DECODE))
+    stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
+    return _build_what_loads(config, hardware, checkpoint, plan, stages)
 
 
 def _build(
@@ -285,7 +312,7 @@ def make_runners(
     `watch` may wrap a backend, to see what it computes.
     """
     backends = {
-        name: watch(find(attention_registry.CANDIDATES, name).load().build(context))
+        name: watch(load_backend(name, context))
         for name in sorted({path.attention_backend for path in plan.paths.values()})
     }
 

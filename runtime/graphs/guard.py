@@ -20,6 +20,11 @@ HOST_READS = frozenset(
 )
 """Methods that bring a tensor's values to the host, which a replay could not do again."""
 
+FROM_HOST = (
+    "a capture may not make a tensor from values on the host: a replay would see the old values; "
+    "refresh it outside the graph (AttentionBackend.prepare_capture)"
+)
+
 EMPTY = frozenset(
     (
         torch.ops.aten.empty.memory_format,
@@ -100,6 +105,8 @@ class HostReads(TorchFunctionMode):
                 f"a capture may not read a tensor on the host, and {name} does; what varies from "
                 "step to step must stay a tensor that a kernel reads"
             )
+        if func is torch.tensor:
+            raise CaptureError(FROM_HOST)
         if name == "pin_memory" or (kwargs or {}).get("pin_memory"):
             raise CaptureError(
                 f"a capture may not allocate pinned memory, and {name} does; allocate it once, "
@@ -131,10 +138,7 @@ class _Operations(TorchDispatchMode):
                 return func(*args, **kwargs)
             return self._empty(size, dtype)
         if func is torch.ops.aten.lift_fresh.default:
-            raise CaptureError(
-                "a capture may not make a tensor from values on the host: a replay would see the "
-                "old values; refresh it outside the graph (AttentionBackend.prepare_capture)"
-            )
+            raise CaptureError(FROM_HOST)
         if _may_alias(func):
             result = func(*args, **kwargs)
             if _is_view(result, args):

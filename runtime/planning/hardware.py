@@ -153,10 +153,19 @@ class Hardware:
 
     def with_library(self, path: str | None) -> Hardware:
         """The same node with a file of FlashAttention that the user named, as one more package."""
-        if path is None:
+        if path is None or "flash_attn_library" in self.packages:
             return self
         named = {"flash_attn_library": Package(version=Path(path).name)}
         return replace(self, packages=self.packages | named)
+
+    def without_packages(self, names: tuple[str, ...], problem: str) -> Hardware:
+        """The same node once it has shown that these packages do not work."""
+        broken = {
+            name: replace(self.packages.get(name, Package(version=None)), imports=False)
+            for name in names
+        }
+        broken = {name: replace(found, problem=problem) for name, found in broken.items()}
+        return replace(self, packages=self.packages | broken)
 
     def to_json(self) -> dict[str, Any]:  # Any: plain JSON
         """All facts, with the schema's version first."""
