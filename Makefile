@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help dev check test test-all serve wheel clean
+.PHONY: help dev check test test-all gpu serve wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -50,6 +50,10 @@ test: $(STAMP) ## Tests that need no GPU and are not slow
 
 test-all: test ## The same, then the slow tests
 	$(BIN)/pytest -m "slow and not gpu" $(ARGS)
+
+gpu: ## Checks and figures of this machine's GPU; needs torch and triton, no install
+	@if [ -x $(BIN)/python ]; then python=$(BIN)/python; else python="$(PYTHON)"; fi; \
+	"$$python" benchmarks/gpu_report.py --json gpu_report.json --markdown gpu_report.md $(ARGS)
 
 serve: $(STAMP) ## Serve the default model on http://127.0.0.1:8000/v1 (options: ARGS="...")
 	@exec $(BIN)/polypath serve $(ARGS)

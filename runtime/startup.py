@@ -117,9 +117,10 @@ def start(
     *,
     on_progress: OnProgress | None = None,
     cores_given: float | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Started:
     """Build all parts. Raises ModelError and PlanError before any weight is read. `cores_given`:
-    CPUs that Ray gave this process, where Ray counts.
+    CPUs that Ray gave this process, where Ray counts; `checkpoint`: one that is open already.
 
     A path that fails the self-check is taken out, which the plan's events say, and the next of
     `FALLBACKS` takes its place. EngineError when that fails too, or when the user named what
@@ -129,7 +130,7 @@ def start(
     hardware = probe().with_cores_given(cores_given)
     found = f"{hardware.device_name}, {hardware.cpu.cores_usable} cores"
     stages.done("probe", found, {"hardware": hardware.to_json()})
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = checkpoint or open_checkpoint(config.model)
     plan = make_plan(hardware, checkpoint.config, config)
     stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
     failure = ""

@@ -55,8 +55,8 @@ def bench(model: Path, **options: Any) -> Bench:
         attention=eager._attention,
         context=BuildContext(
             model=engine.model.config,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
+            dtype=getattr(torch, plan.dtype),
+            device=torch.device(plan.device),
             library=library,
         ),
         capture_sizes=(1, 2, 4, 8),
@@ -77,9 +77,10 @@ def problems(found: Bench, runner: GraphRunner | PiecewiseRunner, tokens: int = 
     for step, rows in enumerate(ROW_COUNTS):
         scheduled = [ScheduledRow(state, tokens) for state in states[:rows]]
         batch = ForwardBatch.build(
-            scheduled, page_size=found.parts.kv.page_size, device=torch.device("cpu")
+            scheduled, page_size=found.parts.kv.page_size, device=found.parts.context.device
         )
-        wanted = torch.arange(0, batch.num_tokens, 1 + step % 2)  # now all, now some
+        device = found.parts.context.device
+        wanted = torch.arange(0, batch.num_tokens, 1 + step % 2, device=device)  # all, or some
         batch = replace(batch, logits_rows=wanted)
         if runner.why_not(batch) is not Reason.PADDED_TOO_MUCH:
             wrong += [
@@ -141,7 +142,7 @@ def _states(found: Bench, count: int) -> Sequence[RequestState]:
         states.append(state)
         first = ScheduledRow(state, 1 + rng.randrange(LONGEST))
         batch = ForwardBatch.build(
-            [first], page_size=found.parts.kv.page_size, device=torch.device("cpu")
+            [first], page_size=found.parts.kv.page_size, device=found.parts.context.device
         )
         with torch.inference_mode():
             found.eager.run(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_greedy_and_seeded_answers_are_those_of_depth_0(folder: Path) -> None:
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 1}])
 def test_a_launch_waits_for_nothing(
-    folder: Path, sampling: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    folder: Path, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(folder, 1)
     for i in range(4):
