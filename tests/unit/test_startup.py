@@ -148,7 +148,7 @@ def test_without_memory_for_any_graph_the_worker_is_ready_on_eager(
     def no_memory(num_bytes: int) -> torch.Tensor:
         raise MemoryError("planted: no memory")
 
-    monkeypatch.setattr("polypath.runtime.graphs.cpu._aligned_bytes", no_memory)
+    monkeypatch.setattr("polypath.runtime.graphs.cpu.large_zeros", no_memory)
     engine = small_engine(random_llama)
     names = {engine.plan.path_name(mode) for mode in engine.plan.paths}
     assert names == {"eager+cpu_native+cpu_native"}
