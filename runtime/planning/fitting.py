@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from ..config import EngineConfig, ModelConfig
 from ..errors import PlanError
@@ -26,7 +27,7 @@ def with_what_fits(
     refusal = error.refusals[0] if error.refusals else None
     if refusal is None or refusal.rule != "memory":
         return error
-    found = [*_proposals(hardware, model, config)][:MOST_PROPOSALS]
+    found = list(islice(_proposals(hardware, model, config), MOST_PROPOSALS))
     lift = ", or ".join([*found, refusal.lift])
     told = Refusal(rule="memory", kind=refusal.kind, sentence=refusal.sentence, lift=lift)
     return PlanError(f"{refusal.sentence}. What would work: {lift}.", [told], lift)

@@ -172,7 +172,7 @@ def test_unknown_memory_is_said(avx2, model) -> None:
     assert any("unknown" in note for note in found.notes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     layers=st.integers(1, 40),
     hidden=st.sampled_from([64, 576, 2048]),
