@@ -86,9 +86,22 @@ class PathDiff:
 
     @property
     def parted(self) -> Row | None:
-        """The first operation beyond a bound: one that is at fault itself before all others."""
+        """The first operation that differs from the same values by more than its bound; where
+        there is none but the logits are beyond theirs, the first that differs from its own.
+
+        Rounding to few bits lets values inside differ by more than the logits in the end do.
+        """
         at_fault = [row for row in self.rows if not row.is_faultless]
-        return next(iter(at_fault or [row for row in self.rows if row.parts]), None)
+        if at_fault:
+            return at_fault[0]
+        if self.logits.own.meets(self.logits.bound):
+            return None
+        return next(row for row in self.rows if row.parts)
+
+    @property
+    def logits(self) -> Row:
+        """The last operation."""
+        return self.rows[-1]
 
     def verdict(self) -> str:
         """One sentence."""
@@ -98,9 +111,9 @@ class PathDiff:
             if worst.own.relative == 0.0:
                 return "the paths agree bit for bit in every operation"
             return (
-                f"the paths agree within the bound: the largest difference is "
-                f"{worst.own.relative:.1e} of the largest value, in {worst.place} "
-                f"(bound {worst.bound:.0e})"
+                f"the paths agree within the bound: logits differ by "
+                f"{self.logits.own.relative:.1e} of the largest (bound {self.logits.bound:.0e}), "
+                f"and what differs most on the way is {worst.place}, by {worst.own.relative:.1e}"
             )
         if row.is_faultless:
             gap, bound = row.own, row.bound

@@ -38,7 +38,8 @@ def diff(
 
     The table starts before that place, or shows the largest differences where there is none. "own"
     is the difference when each path goes on from its own values, "same" when b starts each
-    operation from a's. Exit code 1 when one is beyond its bound.
+    operation from a's. Exit code 1 when the logits, or an operation from the same values, are
+    beyond their bound.
     """
     from rich.console import Console
 

@@ -16,7 +16,7 @@ from polypath.deployments.cli import app
 from polypath.kernels.cpu import ops as native
 from polypath.runtime.attention.cpu_native import CpuNativeBackend
 from polypath.runtime.config import EngineConfig
-from polypath.runtime.diff import PathDiff, diff
+from polypath.runtime.diff import Gap, PathDiff, Row, diff
 from polypath.runtime.errors import ConfigurationError
 from polypath.runtime.ops.cpu_native import CpuNativeOps
 from polypath.runtime.ops.torch import TorchOps
@@ -117,6 +117,40 @@ def test_native_and_plain_agree_within_the_bound_and_every_operation_has_a_row(m
     ends = [row.operation for row in found.rows if row.layer is None]
     assert ends == ["rope cos", "rope sin", "embedding", *ends[3:]]
     assert ends[3:] == ["final_add_norm sum", "final_add_norm", "lm_head"]
+
+
+def row(place: str, own: float, same: float) -> Row:
+    def gap(relative: float) -> Gap:
+        return Gap(largest=1.0, relative=relative, mode="decode", step=3)
+
+    return Row(layer=1, operation=place, own=gap(own), bound=0.06, same=gap(same), same_bound=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "parted"),
+    [
+        ([("o", 0.09, 0.0), ("lm_head", 0.05, 0.0)], None),  # rounding that comes to nothing
+        ([("o", 0.09, 0.0), ("lm_head", 0.07, 0.0)], "o"),
+        ([("o", 0.09, 0.0), ("silu_mul", 0.02, 1e-3), ("lm_head", 0.07, 0.0)], "silu_mul"),
+        ([("silu_mul", 1e-3, 1e-3), ("lm_head", 1e-3, 0.0)], "silu_mul"),
+    ],
+)
+def test_what_piles_up_counts_once_the_logits_are_beyond_their_bound(
+    rows: list[tuple[str, float, float]], parted: str | None
+) -> None:
+    found = PathDiff(
+        a={},
+        b={},
+        linear_methods=("dense", "dense"),
+        dtypes=("float32", "float32"),
+        tokens=1,
+        steps=1,
+        same_choices=1,
+        choices=1,
+        rows=tuple(row(*each) for each in rows),
+    )
+    assert (None if found.parted is None else found.parted.operation) == parted
+    assert ("agree" in found.verdict()) == (parted is None)
 
 
 @needs_native
