@@ -57,7 +57,7 @@ class Notes:
                 tensor.fill_(float("nan"))
 
     def _empty(self, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.empty(size, dtype=dtype)
+        tensor = torch.zeros(size, dtype=dtype)  # a capture that computes leaves no NaN behind
         self.made.append(tensor)
         return tensor
 

@@ -33,6 +33,7 @@ from polypath.tests.driving import build_yardstick, greedy, run
 from polypath.tests.fake_flash_attn import Vllm
 from polypath.tests.graph_check import Bench, problems
 from polypath.tests.graph_engine import FakedCudaGraph, graph_engine, parts_of
+from polypath.tests.graph_parity import sdpa
 
 MECHANISMS = (FakedCudaGraph, Recording)
 DECODE = ForwardMode.DECODE
@@ -68,6 +69,18 @@ def test_pieces_equal_eager(parts: Bench, tokens: int) -> None:
     for size in runner.wanted:
         runner.capture(size)
     assert problems(parts, runner, tokens=tokens) == []
+
+
+def test_padding_of_pieces_leaves_no_nan_for_attention_that_reads_the_scratch_page(
+    random_llama: Path,
+) -> None:
+    engine = build_yardstick(random_llama, **SMALL | {"pages": 80})
+    found = Bench(engine, parts_of(engine, sdpa), None)
+    runner = PiecewiseCudaGraphRunner(FakedCudaGraph(), found.parts)
+    for size in runner.wanted:
+        runner.capture(size)
+    assert problems(found, runner, tokens=1) == []
+    assert problems(found, runner, tokens=3) == []
 
 
 def test_sizes_grow_by_half_at_most_and_end_at_what_a_step_may_have() -> None:
@@ -224,3 +237,17 @@ def test_sizes_that_do_not_fit_memory_are_dropped_and_named(
     run(engine, greedy(8))
     steps = engine.counters.steps
     assert any(mode == DECODE and why == Reason.BUCKET_DROPPED for mode, _, why in steps)
+
+
+@pytest.mark.parametrize("error", [CaptureError("refused"), torch.OutOfMemoryError("out")])
+def test_without_any_whole_graph_decode_steps_run_in_pieces(
+    random_llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    fail_above(monkeypatch, 0, error)
+    engine, rung = graph_engine(random_llama, fa3, Recording, **SMALL)
+    assert rung.plan.paths[DECODE].runner == "piecewise_cuda_graph"
+    message = "decode steps run on piecewise_cuda_graph instead of cuda_graph"
+    assert message in [event.message for event in rung.plan.events]
+    run(engine, greedy(8))
+    runners = {runner for mode, runner, _ in engine.counters.steps if mode == DECODE}
+    assert "piecewise_cuda_graph" in runners
