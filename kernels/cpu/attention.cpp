@@ -16,7 +16,7 @@
 namespace polypath {
 namespace {
 
-constexpr int kRange = 256;       // keys of one running softmax; fixed, so results do not depend on the batch
+constexpr int kRange = 64;        // keys of one running softmax; fixed, so results do not depend on the batch
 constexpr int kQueryTile = 32;    // queries of one prefill chunk
 constexpr int kKeyTile = 32;      // keys whose transposed copy stays in the first-level cache
 constexpr int kMaxDim = 256;
@@ -35,8 +35,8 @@ struct Call {
   int group() const { return heads / pool->kv_heads; }
 };
 
-// One chunk of work: queries first .. first + queries of a row's step, and one KV head. Decode pieces read one range of
-// keys into their slot, prefill pieces (slot -1) all of them.
+// One chunk of work: queries first .. first + queries of a row's step, and some KV heads. Decode pieces read one range of
+// keys into a slot for each head, prefill pieces (slot -1) have one head and read all keys.
 struct Piece {
   int row;
   int kv_head;
@@ -44,6 +44,8 @@ struct Piece {
   int queries;
   int range;
   int slot;
+  int kv_heads = 1;
+  bool is_first = true;  // of its thread, so that nothing has asked for its keys yet
 };
 
 // Softmax so far of some query heads over some keys: values are scaled by e^-highest.
@@ -131,11 +133,15 @@ void find_keys(const Pool& pool, const int32_t* pages, int kv_head, int first, i
   places->count = std::max(0, count);
 }
 
-// Asks memory for some of them: `size` bytes of each, `ahead` bytes behind its key. Keys lie a power of two apart in many
-// models, so that few places of a first-level cache could hold them: the second level is near enough.
-inline void prefetch(const Places& places, int first, int last, int64_t ahead, int64_t size) {
-  for (int k = first; k < std::min(last, places.count); ++k) {
-    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(places.keys[k] + ahead + i, 0, 2);
+// Asks memory for keys first .. last of the tile and their values, all KV heads of the piece. Keys lie a power of two apart
+// in many models, so that few places of a first-level cache could hold them: the second level is near enough.
+inline void prefetch(const Call& c, const Piece& p, const Places& places, int first, int last) {
+  const int64_t behind = to_values(*c.pool), size = bytes_each(*c.pool) * c.pool->head_dim * p.kv_heads;
+  last = std::min(last, places.count);
+  for (const int64_t ahead : {int64_t{0}, behind}) {
+    for (int k = first; k < last; ++k) {
+      for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(places.keys[k] + ahead + i, 0, 2);
+    }
   }
 }
 
@@ -248,6 +254,15 @@ int oldest_key(const Call& c, const Piece& p) {
   return c.window > 0 ? std::max(0, position_of(c, p) - c.window + 1) : 0;
 }
 
+// The piece's part for one of its KV heads.
+inline Piece one_head(const Piece& p, int h) {
+  Piece one = p;
+  one.kv_head += h;
+  one.slot += h;
+  one.kv_heads = 1;
+  return one;
+}
+
 // Where query head r of the piece stands in q and out; padding repeats the last one.
 inline int64_t place_of(const Call& c, const Piece& p, int r) {
   const int group = c.group();
@@ -256,12 +271,16 @@ inline int64_t place_of(const Call& c, const Piece& p, int r) {
   return (token * c.heads + static_cast<int64_t>(p.kv_head) * group + r % group) * c.pool->head_dim;
 }
 
-// The query heads of the piece as rows `stride` floats apart, padding included.
+// The query heads of the piece's KV heads as rows `stride` floats apart, padding included.
 const float* gather_queries(const Call& c, const Piece& p) {
   thread_local std::vector<float> memory;
   const int n = c.pool->head_dim, stride = stride_of(c), padded = padded_rows(c, p.queries);
-  memory.resize(static_cast<size_t>(padded) * stride);
-  for (int r = 0; r < padded; ++r) std::copy_n(c.q + place_of(c, p, r), n, memory.data() + static_cast<int64_t>(r) * stride);
+  memory.resize(static_cast<size_t>(p.kv_heads) * padded * stride);
+  float* to = memory.data();
+  for (int h = 0; h < p.kv_heads; ++h) {
+    const Piece one = one_head(p, h);
+    for (int r = 0; r < padded; ++r, to += stride) std::copy_n(c.q + place_of(c, one, r), n, to);
+  }
   return memory.data();
 }
 
@@ -309,20 +328,20 @@ inline __attribute__((always_inline)) void attend_block(const Call& c, const Pie
   }
 }
 
-// The same for the heads of a single query, which are too few to pay for a copy of the tile: keys are turned in registers
-// and values read in place, while `next` is fetched. Every sum is made in the same order.
+// The same for the heads of a single query on one KV head, `shift` bytes behind the keys that `here` names. They are too
+// few to pay for a copy of the tile: keys are turned in registers and values read in place. Every sum is made in the same
+// order.
 template <int dim, int rows, typename Stored>
-__attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, int first, const Places& here,
-                                               const Places& next, const float* q, const Softmax& part) {
+__attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, int first, const Places& here, int64_t shift,
+                                               const float* q, const Softmax& part) {
   const int stride = dim ? dim : stride_of(c), n = dim ? dim : c.pool->head_dim;
-  const int64_t behind = to_values(*c.pool), size = n * static_cast<int64_t>(sizeof(Stored));
+  const int64_t to_value = to_values(*c.pool) + shift;
   static const Stored zeros[kMaxDim] = {};
   alignas(64) float scores[rows * kKeyTile];
   for (int k0 = 0; k0 < kKeyTile; k0 += kLanes) {
-    prefetch(next, k0, k0 + kLanes, 0, size);
     const Stored* key[kLanes];
     for (int j = 0; j < kLanes; ++j) {
-      key[j] = k0 + j < here.count ? reinterpret_cast<const Stored*>(here.keys[k0 + j]) : zeros;
+      key[j] = k0 + j < here.count ? reinterpret_cast<const Stored*>(here.keys[k0 + j] + shift) : zeros;
     }
     Lanes sums[rows] = {};
     for (int i = 0; i < n; i += kLanes) {
@@ -340,7 +359,6 @@ __attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, in
   float keep[rows];
   weigh<rows>(c, p, first, here.count, 0, scores, part, keep);
   for (int i = 0; i < n; i += 2 * kLanes) {
-    prefetch(next, i * kKeyTile / n, (i + 2 * kLanes) * kKeyTile / n, behind, size);
     Lanes sums[rows][2];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
@@ -348,7 +366,7 @@ __attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, in
       for (int h = 0; h < 2; ++h) sums[r][h] = load(part.acc + r * stride + i + h * kLanes) * keep[r];
     }
     for (int k = 0; k < here.count; ++k) {
-      const auto* value = reinterpret_cast<const Stored*>(here.keys[k] + behind) + i;
+      const auto* value = reinterpret_cast<const Stored*>(here.keys[k] + to_value) + i;
       const Lanes v0 = load(value), v1 = load(value + kLanes);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
@@ -388,43 +406,78 @@ auto in_place(int rows) {
   }
 }
 
-// The softmax of all queries of the piece, gathered at `q`, over one range of keys.
-template <int dim>
-__attribute__((noinline)) void attend_range(const Call& c, const Piece& p, int range, const float* q,
-                                            const Softmax& part) {
-  const int stride = stride_of(c), padded = padded_rows(c, p.queries);
+// The keys of a range that the piece's queries see: tiles begin at fixed places, and those that no query sees, which would
+// change nothing, are left out.
+int first_key(const Call& c, const Piece& p, int range) {
+  return std::max(range * kRange, oldest_key(c, p) / kKeyTile * kKeyTile);
+}
+int end_of_keys(const Call& c, const Piece& p, int range) {
+  return std::min((range + 1) * kRange, position_of(c, p) + p.queries);
+}
+
+void find_tile(const Call& c, const Piece& p, int first, int end, Places* places) {
   const int32_t* pages = c.rows->page_table + static_cast<int64_t>(p.row) * c.rows->max_pages;
+  find_keys(*c.pool, pages, p.kv_head, first, std::min(kKeyTile, end - first), places);
+}
+
+// The softmax of all queries of the piece, gathered at `q`, over one range of keys of its KV head.
+template <int dim>
+__attribute__((noinline)) void attend_range(const Call& c, const Piece& p, int range, const float* q, const Softmax& part) {
+  const int stride = stride_of(c), padded = padded_rows(c, p.queries);
+  const int begin = first_key(c, p, range), end = end_of_keys(c, p, range);
   alignas(64) float keys[kMaxDim * kKeyTile];
   alignas(64) float values[kKeyTile * kMaxDim];
-  // Tiles of keys begin at fixed places too; those that no query sees change nothing and are left out.
-  const int begin = std::max(range * kRange, oldest_key(c, p) / kKeyTile * kKeyTile);
-  const int end = std::min((range + 1) * kRange, position_of(c, p) + p.queries);
-  const bool is_float = c.pool->type == KvType::kFloat, is_in_place = reads_in_place(c, p);
-  const auto attend = is_float ? in_place<dim, float>(c.group()) : in_place<dim, Bfloat>(c.group());
-  const int64_t behind = to_values(*c.pool), size = bytes_each(*c.pool) * c.pool->head_dim;
   Places places[2];
   auto find = [&](int k0) {
-    Places& found = places[k0 / kKeyTile % 2];
-    find_keys(*c.pool, pages, p.kv_head, k0, std::min(kKeyTile, end - k0), &found);
-    if (!is_in_place || k0 == begin) {
-      prefetch(found, 0, kKeyTile, 0, size);
-      prefetch(found, 0, kKeyTile, behind, size);
-    }
+    find_tile(c, p, k0, end, &places[k0 / kKeyTile % 2]);
+    prefetch(c, p, places[k0 / kKeyTile % 2], 0, kKeyTile);
   };
   find(begin);
   for (int k0 = begin; k0 < end; k0 += kKeyTile) {
     find(k0 + kKeyTile);
     const Places& here = places[k0 / kKeyTile % 2];
-    if (is_in_place) {
-      attend(c, p, k0, here, places[(k0 / kKeyTile + 1) % 2], q, part);
-      continue;
-    }
-    const auto load_it = is_float ? load_tile<float> : load_tile<Bfloat>;
+    const auto load_it = c.pool->type == KvType::kFloat ? load_tile<float> : load_tile<Bfloat>;
     load_it(*c.pool, here, stride, keys, values);
     const Tile tile{k0, here.count, keys, values};
     int r = 0;
     for (; r + kBlock <= padded; r += kBlock) attend_block<dim, kBlock>(c, p, tile, r, q, part);
     if (r < padded) attend_block<dim, kSmallBlock>(c, p, tile, r, q, part);
+  }
+}
+
+// One query over one range of keys: the softmaxes of all KV heads of the piece, each in its slot. Heads lie side by side in a
+// page, so all of them meet a tile before the next one, and memory is read in its own order. `after` is the piece that this
+// thread is likely to do next, if there is one; its first keys are asked for.
+template <int dim>
+void decode_range(const Call& c, const Piece& p, float* slots, const Piece* after) {
+  const int padded = padded_rows(c, 1);
+  const int64_t size = num_floats(c, 1), q_size = static_cast<int64_t>(padded) * stride_of(c);
+  const int64_t head_bytes = bytes_each(*c.pool) * c.pool->head_dim;
+  const float* q = gather_queries(c, p);
+  thread_local std::vector<Softmax> parts;
+  parts.clear();
+  for (int h = 0; h < p.kv_heads; ++h) parts.push_back(empty_softmax(c, 1, slots + (p.slot + h) * size));
+  if (!reads_in_place(c, p)) {
+    for (int h = 0; h < p.kv_heads; ++h) attend_range<dim>(c, one_head(p, h), p.range, q + h * q_size, parts[h]);
+    return;
+  }
+  const bool is_float = c.pool->type == KvType::kFloat;
+  const auto attend = is_float ? in_place<dim, float>(c.group()) : in_place<dim, Bfloat>(c.group());
+  const int begin = first_key(c, p, p.range), end = end_of_keys(c, p, p.range);
+  Places places[2];
+  find_tile(c, p, begin, end, &places[0]);
+  if (p.is_first) prefetch(c, p, places[0], 0, kKeyTile);
+  int now = 0;
+  for (int k0 = begin; k0 < end; k0 += kKeyTile, now = 1 - now) {
+    Places& next = places[1 - now];
+    const bool is_last = k0 + kKeyTile >= end;
+    const Piece& of = is_last && after != nullptr ? *after : p;
+    const int from = is_last && after != nullptr ? first_key(c, of, of.range) : k0 + kKeyTile;
+    find_tile(c, of, from, end_of_keys(c, of, of.range), &next);
+    for (int h = 0; h < p.kv_heads; ++h) {
+      prefetch(c, of, next, kKeyTile * h / p.kv_heads, kKeyTile * (h + 1) / p.kv_heads);
+      attend(c, p, k0, places[now], h * head_bytes, q + h * q_size, parts[h]);
+    }
   }
 }
 
@@ -468,15 +521,15 @@ void prefill_tile(const Call& c, const Piece& p) {
   finish(c, p, whole);
 }
 
-// The ranges of one query, which stand in `num_slots` slots of `slots`.
-void merge(const Call& c, const Piece& p, int num_slots, const float* slots) {
+// The ranges of one query and KV head, which stand in `num_slots` slots, `step` apart.
+void merge(const Call& c, const Piece& p, int num_slots, int step, float* slots) {
   thread_local std::vector<float> memory;
   const int64_t size = num_floats(c, 1);
   memory.resize(static_cast<size_t>(size));
   const Softmax whole = empty_softmax(c, 1, memory.data());
   const int padded = padded_rows(c, 1);
   for (int s = 0; s < num_slots; ++s) {
-    float* at = const_cast<float*>(slots) + s * size;
+    float* at = slots + static_cast<int64_t>(p.slot + s * step) * size;
     const int64_t cells = static_cast<int64_t>(padded) * stride_of(c);
     fold(c.group(), stride_of(c), {at, at + cells, at + cells + padded}, whole);
   }
@@ -484,8 +537,9 @@ void merge(const Call& c, const Piece& p, int num_slots, const float* slots) {
 }
 
 struct Merge {
-  Piece piece;  // any of the query's
+  Piece piece;  // the query's first
   int num_slots;
+  int step;
 };
 
 template <int dim>
@@ -494,13 +548,35 @@ void run(const Call& c, const std::vector<Piece>& pieces, const std::vector<Merg
   const int64_t size = num_floats(c, 1);
   slots.resize(static_cast<size_t>(num_slots * size));
   float* all = slots.data();
+  const int threads = team().size();
   auto work = [&](int chunk) {
     const Piece& p = pieces[chunk];
     if (p.slot < 0) return prefill_tile<dim>(c, p);
-    attend_range<dim>(c, p, p.range, gather_queries(c, p), empty_softmax(c, 1, all + p.slot * size));
+    const size_t next = static_cast<size_t>(chunk) + threads;
+    const Piece* after = next < pieces.size() && pieces[next].slot >= 0 ? &pieces[next] : nullptr;
+    decode_range<dim>(c, p, all, after);
   };
   team().run(static_cast<int>(pieces.size()), work);
-  for (const Merge& m : merges) merge(c, m.piece, m.num_slots, all + m.piece.slot * size);
+  constexpr int kMergesAtOnce = 16;
+  const int num_merges = static_cast<int>(merges.size());
+  auto merge_some = [&](int chunk) {
+    for (int i = chunk * kMergesAtOnce; i < std::min(num_merges, (chunk + 1) * kMergesAtOnce); ++i) {
+      merge(c, merges[i].piece, merges[i].num_slots, merges[i].step, all);
+    }
+  };
+  team().run((num_merges + kMergesAtOnce - 1) / kMergesAtOnce, merge_some);
+}
+
+// KV heads of a decode piece: all of them, unless too few pieces would be left for the team.
+int heads_at_once(const Call& c) {
+  int num_ranges = 0;
+  for (int row = 0; row < c.rows->num_rows; ++row) {
+    if (c.rows->query_starts[row + 1] - c.rows->query_starts[row] != 1) continue;
+    const int length = c.rows->kv_lens[row], seen = c.window > 0 ? std::min(c.window, length) : length;
+    num_ranges += (seen + kRange - 1) / kRange;
+  }
+  constexpr int kPiecesEach = 4;
+  return num_ranges < kPiecesEach * team().size() ? 1 : c.pool->kv_heads;
 }
 
 }  // namespace
@@ -512,18 +588,20 @@ void attention(const float* q, const Pool& pool, const Rows& rows, int heads, in
   pieces.clear();
   merges.clear();
   int num_slots = 0;
+  const int at_once = heads_at_once(c);
   for (int row = 0; row < rows.num_rows; ++row) {
     const int width = rows.query_starts[row + 1] - rows.query_starts[row];
-    for (int head = 0; head < pool.kv_heads; ++head) {
-      if (width != 1) {
-        for (int q0 = 0; q0 < width; q0 += kQueryTile) pieces.push_back({row, head, q0, std::min(kQueryTile, width - q0), 0, -1});
-        continue;
+    for (int head = 0; head < pool.kv_heads && width != 1; ++head) {
+      for (int q0 = 0; q0 < width; q0 += kQueryTile) pieces.push_back({row, head, q0, std::min(kQueryTile, width - q0), 0, -1});
+    }
+    for (int head = 0; head < pool.kv_heads && width == 1; head += at_once) {
+      const Piece first{row, head, 0, 1, 0, num_slots, std::min(at_once, pool.kv_heads - head)};
+      const int from = oldest_key(c, first) / kRange, last = position_of(c, first) / kRange;
+      for (int range = from; range <= last; ++range, num_slots += first.kv_heads) {
+        const bool is_first = pieces.size() < static_cast<size_t>(team().size());
+        pieces.push_back({row, head, 0, 1, range, num_slots, first.kv_heads, is_first});
       }
-      const Piece first{row, head, 0, 1, 0, num_slots};
-      for (int range = oldest_key(c, first) / kRange; range <= position_of(c, first) / kRange; ++range) {
-        pieces.push_back({row, head, 0, 1, range, num_slots++});
-      }
-      merges.push_back({first, num_slots - first.slot});
+      for (int h = 0; h < first.kv_heads; ++h) merges.push_back({one_head(first, h), last - from + 1, first.kv_heads});
     }
   }
   switch (pool.head_dim) {

@@ -251,10 +251,19 @@ struct Sums<Int8Block> {
   static inline __attribute__((always_inline)) __m256i whole(__m256i sum) { return sum; }
 };
 
+// Where a thread that has come to the block `end` goes on: it leaves out `skip` blocks that others read.
+template <typename Block>
+struct Route {
+  const Block* end;
+  int64_t skip;
+};
+
 // Adds to out[t][b][0..8) for `tile` rows of x and `wide` rows of blocks, which lie `stride` blocks apart.
 template <typename Block, int tile, int wide>
 __attribute__((noinline)) void dot_tile(const Block* blocks, int64_t stride, int64_t groups, const int8_t* q,
-                                        const float* factors, float* out) {
+                                        const float* factors, const Route<Block>& route, float* out) {
+  const Block* const end = route.end;
+  const int64_t skip = route.skip;
   __m256 total[tile][wide];
 #pragma GCC unroll 8
   for (int t = 0; t < tile; ++t) {
@@ -265,7 +274,10 @@ __attribute__((noinline)) void dot_tile(const Block* blocks, int64_t stride, int
   for (int64_t g = 0; g < groups; ++g) {
     const Block* block = blocks + g;
 #pragma GCC unroll 8
-    for (int b = 0; b < wide; ++b) fetch(block + b * stride + ahead);
+    for (int b = 0; b < wide; ++b) {
+      const Block* next = block + b * stride + ahead;
+      fetch(next < end ? next : next + skip);
+    }
     __m256i sums[tile][wide];
 #pragma GCC unroll 8
     for (int c = 0; c < 8; ++c) {
@@ -315,8 +327,15 @@ inline int weight(const Int8Block& b, int row, int input) { return b.q[32 * (inp
 inline float offset(const Int4Block& b, int row) { return half_to_float(b.m[row]); }
 inline float offset(const Int8Block&, int) { return 0.0f; }
 
+template <typename Block>
+struct Route {
+  const Block* end;
+  int64_t skip;
+};
+
 template <typename Block, int tile, int wide>
-void dot_tile(const Block* blocks, int64_t stride, int64_t groups, const int8_t* q, const float* factors, float* out) {
+void dot_tile(const Block* blocks, int64_t stride, int64_t groups, const int8_t* q, const float* factors,
+              const Route<Block>&, float* out) {
   for (int64_t g = 0; g < groups; ++g, q += tile * kGroup, factors += 2 * tile) {
     for (int t = 0; t < tile; ++t) {
       for (int r = 0; r < wide * kRows; ++r) {
@@ -339,6 +358,7 @@ struct Task {
   const float* bias;
   const float* residual;
   float* y;
+  int64_t skip = 0;  // blocks between two chunks of one thread, when all go equally fast
 };
 
 // Writes outputs first_row .. first_row + count of one token.
@@ -374,12 +394,14 @@ inline void for_each_tile(int first, int last, const Work& work) {
 
 // Tokens first .. last times `wide` rows of blocks.
 template <typename Block, int wide>
-void multiply_blocks(const Task& task, int block_row, int first, int last) {
+void multiply_blocks(const Task& task, int block_row, int end_row, int first, int last) {
   const Block* blocks = static_cast<const Block*>(task.w.blocks) + block_row * task.groups;
+  const Route<Block> route{blocks + (end_row - block_row) * task.groups, task.skip};
   for_each_tile(first, last, [&](int token, auto tile) {
     alignas(64) float out[tile * wide * kRows] = {};
     const int64_t at = token * task.groups;
-    dot_tile<Block, tile, wide>(blocks, task.groups, task.groups, task.x.q + at * kGroup, task.x.factors + 2 * at, out);
+    dot_tile<Block, tile, wide>(blocks, task.groups, task.groups, task.x.q + at * kGroup, task.x.factors + 2 * at, route,
+                                out);
     for (int t = 0; t < tile; ++t) store(task, token + t, block_row * kRows, out + t * wide * kRows, wide * kRows);
   });
 }
@@ -401,7 +423,7 @@ void multiply_open(const Task& task, int block_row, int first, int last) {
       const int64_t at = token * task.groups + tile * g;
       float* sums = out + (token - first) * wide * kRows;
       const bool is_last = g + n == task.groups;
-      dot_tile<OpenBlock, tile, wide>(open, n, n, task.x.q + at * kGroup, task.x.factors + 2 * at, sums);
+      dot_tile<OpenBlock, tile, wide>(open, n, n, task.x.q + at * kGroup, task.x.factors + 2 * at, {open, 0}, sums);
       if (is_last) {
         for (int t = 0; t < tile; ++t) store(task, token + t, block_row * kRows, sums + t * wide * kRows, wide * kRows);
       }
@@ -412,21 +434,21 @@ void multiply_open(const Task& task, int block_row, int first, int last) {
 #endif
 
 template <typename Block, int wide>
-void multiply_some(const Task& task, int block_row, int first, int last) {
+void multiply_some(const Task& task, int block_row, int end_row, int first, int last) {
 #if defined(__AVX2__)
   if constexpr (std::is_same_v<Block, Int4Block>) {
     if (last - first >= kManyRows) return multiply_open<wide>(task, block_row, first, last);
   }
 #endif
-  multiply_blocks<Block, wide>(task, block_row, first, last);
+  multiply_blocks<Block, wide>(task, block_row, end_row, first, last);
 }
 
 template <typename Block>
 void multiply(const Task& task, int begin, int end, int first, int last) {
   int row = begin;
   const bool is_wide = last - first > kFewRows;
-  for (; is_wide && row + kWide <= end; row += kWide) multiply_some<Block, kWide>(task, row, first, last);
-  for (; row < end; ++row) multiply_some<Block, 1>(task, row, first, last);
+  for (; is_wide && row + kWide <= end; row += kWide) multiply_some<Block, kWide>(task, row, end, first, last);
+  for (; row < end; ++row) multiply_some<Block, 1>(task, row, end, first, last);
 }
 
 // Memory for 8-bit activations that lives as long as the calling thread.
@@ -458,12 +480,13 @@ Quantized quantize(const float* x, int64_t x_stride, int rows, int in) {
 void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const float* bias,
             const float* residual, float* y) {
   const int64_t groups = (w.in + kGroup - 1) / kGroup;
-  const Task task{quantize(x, x_stride, rows, w.in), groups, w, bias, residual, y};
+  Task task{quantize(x, x_stride, rows, w.in), groups, w, bias, residual, y};
   const int block_rows = (w.out + kRows - 1) / kRows;
   const int token_tiles = (rows + kTokenTile - 1) / kTokenTile;
   const int wanted = 8 * team().size();  // chunks a thread, so that a busy core costs an eighth at most
   const int per_chunk = std::max(1, std::min(64, block_rows / wanted) / kWide) * kWide;
   const int row_chunks = (block_rows + per_chunk - 1) / per_chunk;
+  task.skip = (team().size() - 1) * per_chunk * groups;
   auto work = [&](int chunk) {
     const int first = chunk / row_chunks * kTokenTile;
     const int last = std::min(rows, first + kTokenTile);
