@@ -59,6 +59,7 @@ class Engine:
             self._device,
             self.model.config.eos_ids,
             overlaps=self.plan.overlap_depth > 0,
+            argmax=self.model.ops.argmax if self.model.ops.name == "cpu_native" else None,
         )
         self._scheduler = Scheduler(
             self.pages,

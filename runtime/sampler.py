@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -18,6 +18,10 @@ class NoToken(StrEnum):
 
     NOT_FINITE = "the model's logits are not finite; its weights may be damaged"
     FORBIDDEN = "the request's own logit_bias, penalties and min_tokens forbid every token"
+
+
+Argmax = Callable[[Tensor], Tensor]
+"""float32 [B, V] -> int64 [B]: the first of each row's largest numbers, or of its NaNs."""
 
 
 class Sampled(Protocol):
@@ -51,16 +55,22 @@ class Sampler(Protocol):
 
 
 def build_sampler(
-    vocab_size: int, device: torch.device, eos_ids: Sequence[int], *, overlaps: bool = False
+    vocab_size: int,
+    device: torch.device,
+    eos_ids: Sequence[int],
+    *,
+    overlaps: bool = False,
+    argmax: Argmax | None = None,
 ) -> Sampler:
     """The sampler that suits a device; both draw the same tokens from the same logits. Where steps
-    overlap, tokens stay on the device.
+    overlap, tokens stay on the device. `argmax` is a faster one for logits on a CPU.
     """
     from .device_sampler import DeviceSampler
     from .host_sampler import HostSampler
 
-    kind = HostSampler if device.type == "cpu" and not overlaps else DeviceSampler
-    return kind(vocab_size, eos_ids)
+    if device.type == "cpu" and not overlaps:
+        return HostSampler(vocab_size, eos_ids, argmax)
+    return DeviceSampler(vocab_size, eos_ids)
 
 
 def draw_number(row: SamplingRow) -> int:

@@ -125,6 +125,7 @@ def attention(
 
 def argmax(library: Library, x_RV: torch.Tensor) -> torch.Tensor:
     """Index of each row's largest value, the first of equals: int64 [R]."""
+    assert x_RV.is_contiguous() and x_RV.dtype == torch.float32, "the kernel reads plain rows"
     index = torch.empty(x_RV.shape[0], dtype=torch.int64)
     library.functions(x_RV.shape[0])["pp_argmax"](
         x_RV.data_ptr(), x_RV.shape[0], x_RV.shape[1], index.data_ptr()

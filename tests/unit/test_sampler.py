@@ -112,6 +112,19 @@ def test_rows_drawn_together_equal_rows_drawn_one_by_one(vocab: int) -> None:
     assert together.sample(logits, _KINDS).to_host() == one_by_one.sample(logits, _KINDS).to_host()
 
 
+def test_another_argmax_changes_no_draw() -> None:
+    logits = _logits(len(_KINDS))
+    asked: list[torch.Tensor] = []
+
+    def argmax(x: torch.Tensor) -> torch.Tensor:
+        asked.append(x)
+        return x.argmax(dim=-1)
+
+    plain, other = HostSampler(_VOCAB, [_EOS]), HostSampler(_VOCAB, [_EOS], argmax)
+    assert other.sample(logits, _KINDS).to_host() == plain.sample(logits, _KINDS).to_host()
+    assert len(asked) == 1 and asked[0] is logits
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", [HostSampler, DeviceSampler])
 def test_a_broken_row_is_named_and_hurts_no_neighbour(

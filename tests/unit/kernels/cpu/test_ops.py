@@ -55,6 +55,19 @@ def test_argmax_is_the_first_of_equals_and_prefers_nan(library: Library) -> None
     assert ops.argmax(library, x).tolist() == x.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("width", [1, 7, 31, 32, 33, 8191, 8192, 8193, 49152])
+def test_argmax_of_wide_rows_in_pieces(library: Library, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randint(-3, 4, (40, width), generator=generator).float()  # many equals
+    x[10] = float("-inf")
+    x[11] = float("-inf")
+    x[11, -1] = -5.0
+    for row in range(20, 40):  # one far above the others, or no number, anywhere
+        at = int(torch.randint(0, width, (1,), generator=generator))
+        x[row, at] = float("nan") if row % 4 == 0 else float("inf") if row % 4 == 1 else 100.0
+    assert ops.argmax(library, x).tolist() == x.numpy().argmax(axis=1).tolist()
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 80), (8, 1, 128)])
 @pytest.mark.parametrize("has_norms", [False, True])
