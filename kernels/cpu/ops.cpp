@@ -152,7 +152,12 @@ void argmax(const float* x, int rows, int width, int64_t* index) {
     const float* row = x + static_cast<int64_t>(chunk / pieces) * width;
     best[chunk] = first + first_of_largest(row + first, std::min(kPiece, width - first));
   };
-  team().run(rows * pieces, work);
+  constexpr int kFewRows = 4;  // up to here waking the team takes longer than the work
+  if (rows <= kFewRows) {
+    for (int chunk = 0; chunk < rows * pieces; ++chunk) work(chunk);
+  } else {
+    team().run(rows * pieces, work);
+  }
   for (int r = 0; r < rows; ++r) {
     const float* row = x + static_cast<int64_t>(r) * width;
     const int* own = best + static_cast<int64_t>(r) * pieces;
