@@ -22,6 +22,9 @@ STOP_LIMIT_S = 20.0
 READY = re.compile(r"Ready after ([\d.]+) s: (https?://\S+)/v1")
 POLYPATH = str(Path(sys.executable).with_name("polypath"))
 
+# MAKEFLAGS: what `make test ARGS=...` was given is not for the `make serve` of a test
+NOT_INHERITED = {"RAY_ADDRESS", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ARGS"}
+
 
 class RunningServer:
     """Its URL, what it printed so far, and its processes."""
@@ -143,7 +146,7 @@ def start(
     **environment: str,
 ) -> subprocess.Popen[str]:
     """The command in a session of its own, so that signals to the tests do not reach it."""
-    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | environment
+    env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED} | environment
     return subprocess.Popen(
         [*program, *arguments],
         stdin=subprocess.DEVNULL,

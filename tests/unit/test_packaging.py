@@ -59,10 +59,12 @@ def test_the_list_of_packages_equals_the_folders() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == expected
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_product_file(wheel_names: list[str]) -> None:
     assert not {f"polypath/{name}" for name in product_files()} - set(wheel_names)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
     product = {"polypath/__init__.py", *(f"polypath/{name}" for name in product_files())}
     rest = [name for name in wheel_names if name not in product and not name.endswith(BUILT)]
