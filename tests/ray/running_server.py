@@ -26,6 +26,11 @@ POLYPATH = str(Path(sys.executable).with_name("polypath"))
 NOT_INHERITED = {"RAY_ADDRESS", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ARGS"}
 
 
+def inherited() -> dict[str, str]:
+    """The environment of a test's processes."""
+    return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+
+
 class RunningServer:
     """Its URL, what it printed so far, and its processes."""
 
@@ -146,7 +151,7 @@ def start(
     **environment: str,
 ) -> subprocess.Popen[str]:
     """The command in a session of its own, so that signals to the tests do not reach it."""
-    env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED} | environment
+    env = inherited() | environment
     return subprocess.Popen(
         [*program, *arguments],
         stdin=subprocess.DEVNULL,

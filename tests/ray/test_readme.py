@@ -15,7 +15,7 @@ import pytest
 from openai import DefaultHttpxClient, OpenAI
 
 from polypath.tests.driving import planned_path
-from polypath.tests.ray.running_server import RunningServer
+from polypath.tests.ray.running_server import RunningServer, inherited
 
 pytestmark = pytest.mark.ray
 
@@ -55,6 +55,7 @@ def quickstart(no_server: None) -> Iterator[RunningServer]:
     process = subprocess.Popen(
         [*MAKE, "serve"],
         cwd=ROOT,
+        env=inherited(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
