@@ -144,6 +144,13 @@ void interleave(const Group* from, int rows, int8_t* q) {
   }
 }
 
+// Where a thread that has come to the block `end` goes on: it leaves out `skip` blocks that others read.
+template <typename Block>
+struct Route {
+  const Block* end;
+  int64_t skip;
+};
+
 // `rows` rows of x, at most kTile, as one tile.
 void quantize_tile(const float* x, int64_t x_stride, int rows, int in, int8_t* q, float* factors) {
   Group group[kTile];
@@ -251,13 +258,6 @@ struct Sums<Int8Block> {
   static inline __attribute__((always_inline)) __m256i whole(__m256i sum) { return sum; }
 };
 
-// Where a thread that has come to the block `end` goes on: it leaves out `skip` blocks that others read.
-template <typename Block>
-struct Route {
-  const Block* end;
-  int64_t skip;
-};
-
 // Adds to out[t][b][0..8) for `tile` rows of x and `wide` rows of blocks, which lie `stride` blocks apart.
 template <typename Block, int tile, int wide>
 __attribute__((noinline)) void dot_tile(const Block* blocks, int64_t stride, int64_t groups, const int8_t* q,
@@ -326,12 +326,6 @@ inline int weight(const Int4Block& b, int row, int input) {
 inline int weight(const Int8Block& b, int row, int input) { return b.q[32 * (input / 4) + 4 * row + input % 4]; }
 inline float offset(const Int4Block& b, int row) { return half_to_float(b.m[row]); }
 inline float offset(const Int8Block&, int) { return 0.0f; }
-
-template <typename Block>
-struct Route {
-  const Block* end;
-  int64_t skip;
-};
 
 template <typename Block, int tile, int wide>
 void dot_tile(const Block* blocks, int64_t stride, int64_t groups, const int8_t* q, const float* factors,
