@@ -115,11 +115,12 @@ def _aim(group: Group, others: Sequence[Node], has_gpus: bool) -> tuple[str | No
     if has_gpus and kinds and not any(set(kinds) & set(node.accelerators) for node in others):
         return kinds[0], {}
     labels = group[0].own_labels
-    for key, value in labels.items():
+    # Ray gives labels in no order; the one that names the pool aims at it where it can.
+    for key, value in sorted(labels.items(), key=lambda label: (label[0] != "pool", label)):
         if all(node.labels.get(key) != value for node in others):
             return None, {key: value}
     if labels and not any(labels.items() <= node.labels.items() for node in others):
-        return None, labels
+        return None, dict(sorted(labels.items()))
     ids = [node.id for node in group]
     return None, {NODE_ID: ids[0] if len(ids) == 1 else f"in({','.join(ids)})"}
 

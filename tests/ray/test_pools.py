@@ -116,7 +116,7 @@ def test_auto_prints_what_it_derived(
     for name, cpus in (("head", 0.75), ("big", 1.75), ("small", 0.75)):
         assert f"- name: {name}" in output and f"pool {name}: 1 workers" in output
         assert f"num_cpus: {cpus}" in output
-    assert "pool: small" in output
+    assert "pool: small" in output, output
 
 
 def test_ray_reads_selectors_as_the_check_does(cluster: LabelledCluster) -> None:
@@ -184,7 +184,11 @@ applications:
         assert [(p["pool"], p["node"]["labels"]["pool"]) for p in paths] == [("small", "small")]
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")

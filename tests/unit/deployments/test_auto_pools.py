@@ -71,6 +71,20 @@ def test_each_pool_fits_its_own_nodes_only_and_all_find_room(tmp_path: Path) -> 
     assert names == ["x", "x-2", "y", "cpu-8", "x-3"]
 
 
+@pytest.mark.parametrize("keys", [("pool", "zone", "arch"), ("zone", "arch", "pool")])
+def test_the_order_in_which_ray_lists_labels_changes_nothing(
+    tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    first, second = {"pool": "x", "zone": "1", "arch": "p"}, {"pool": "x", "zone": "2", "arch": "q"}
+    nodes = [
+        node("a", {"CPU": 8}, {key: first[key] for key in keys}),
+        node("b", {"CPU": 8}, {key: second[key] for key in keys}),
+        node("c", {"CPU": 8}, {"pool": "y", "zone": "3", "arch": "r"}),
+    ]
+    found = [aims(pool)[1] for pool in model(tmp_path, nodes).pools]
+    assert found == [{"arch": "p"}, {"arch": "q"}, {"pool": "y"}]
+
+
 def test_nodes_without_room_are_left_out(tmp_path: Path) -> None:
     nodes = [node("head", {"CPU": 0}), node("busy", {"CPU": 8}, free={"CPU": 0.3})]
     with pytest.raises(ConfigurationError, match=r"auto finds no node with room.*busy has 0\.3"):
