@@ -76,6 +76,7 @@ class GatewayReplica:
                 rules=model.rules,
                 wake_s=wake_s(model),
                 max_model_len=longest(model),
+                pools=model.pools,
             )
         self._fleet = fleet
         if fleet.is_elastic:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from operator import mul
 from typing import Any
@@ -80,6 +80,15 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """Of one model, at all gateways together; or the part of it that not every pool can serve."""
+
+    arriving: Tokens = field(default_factory=Tokens)  # a second, lately
+    waiting: Tokens = field(default_factory=Tokens)  # of answers that no worker has begun
+    num_unfinished: int = 0  # answers that wait or run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PoolState:
     """A pool as it is. Speeds are one worker's, of all its requests together; 0.0 unknown."""
 
@@ -88,15 +97,7 @@ class PoolState:
     target: int  # what Serve works towards: ready ones and those on their way
     prefill_tokens_s: float = 0.0
     decode_tokens_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
-    """Of one model, at all gateways together."""
-
-    arriving: Tokens = field(default_factory=Tokens)  # a second, lately
-    waiting: Tokens = field(default_factory=Tokens)  # of answers that no worker has begun
-    num_unfinished: int = 0  # answers that wait or run
+    bound: Demand = field(default_factory=Demand)  # its own: some other pools cannot serve it
 
 
 Memory = dict[str, list[tuple[float, int]]]
@@ -129,7 +130,7 @@ def scale(
     now_s: float,
 ) -> Scaling:
     """Workers for each pool of one model. `now_s` is any clock that only goes forward."""
-    pools = with_speeds(pools)
+    pools = {name: _with_floor(rules, pool) for name, pool in with_speeds(pools).items()}
     needs = {name: _need(rules, pool, demand, pools) for name, pool in pools.items()}
     lean = _fleet(rules, pools, needs, demand)
     delay_s = rules.scale_down_delay_s
@@ -174,14 +175,19 @@ def with_speeds(pools: Mapping[str, PoolState]) -> dict[str, PoolState]:
             share = pool.rules.price / like.rules.price if like else 1.0
             prefill = share * (like.prefill_tokens_s if like else SHARED_TOKENS_S)
             decode = share * (like.decode_tokens_s if like else SHARED_TOKENS_S)
-        found[name] = PoolState(
-            rules=pool.rules,
-            ready=pool.ready,
-            target=pool.target,
-            prefill_tokens_s=prefill,
-            decode_tokens_s=decode,
-        )
+        found[name] = replace(pool, prefill_tokens_s=prefill, decode_tokens_s=decode)
     return found
+
+
+def _with_floor(rules: ScalingRules, pool: PoolState) -> PoolState:
+    """With the workers that its own demand needs as its least."""
+    bound, own = pool.bound, pool.rules
+    if not bound.num_unfinished:
+        return pool
+    load = bound.arriving.seconds(pool) / rules.max_utilization
+    load += bound.waiting.seconds(pool) / (rules.target_queue_s + PATIENCE * own.cold_start_s)
+    floor = min(max(1, own.min_workers, math.ceil(load - 1e-9)), own.max_workers)
+    return replace(pool, rules=replace(own, min_workers=floor))
 
 
 def expected_queue_s(pools: Mapping[str, PoolState], waiting: Tokens) -> float:
@@ -281,5 +287,7 @@ def _why(
     parts: list[str] = []
     for name, pool in pools.items():
         said = f"{name}: {pool.ready} ready, {needs[name]:.2f} alone would do, {lean[name]} wanted"
+        own = pool.bound.num_unfinished
+        said += f", {own} answers that not every pool can give" if own else ""
         parts.append(said + (f", {targets[name]} kept" if targets[name] > lean[name] else ""))
     return "; ".join(parts)

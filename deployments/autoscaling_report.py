@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .autoscaling import (
@@ -62,20 +62,14 @@ def numbers_of(
     number: int, model: ModelSpec, names: Mapping[str, str], served: ServedModel, now_s: float
 ) -> Numbers:
     """One gateway's report of one model. `names` are deployments by pool."""
-    waiting, arriving = served.line.waiting_tokens(), served.line.arrivals.rate(now_s)
-    jobs = [job for worker in served.workers.values() for job in worker.jobs]
-    rules = model.scaling
+    demands, rules = demands_of(served, now_s), model.scaling
     found = {
         f"model/{number}/{name}": float(value)
         for name, value in {
             "target_queue_s": rules.target_queue_s,
             "scale_down_delay_s": rules.scale_down_delay_s,
             "max_utilization": rules.max_utilization,
-            "arriving_prompt": arriving.prompt,
-            "arriving_new": arriving.new,
-            "waiting_prompt": waiting.prompt + sum(job.num_uncomputed for job in jobs),
-            "waiting_new": waiting.new,
-            "unfinished": len(served.line) + len(jobs),
+            **demand_fields(demands.get(None, Demand())),
         }.items()
     }
     for pool in model.pools:
@@ -91,10 +85,34 @@ def numbers_of(
             "ready": sum(worker.pool == pool.name for worker in served.workers.values()),
             "prefill_tokens_s": speeds[0],
             "decode_tokens_s": speeds[1],
+            **demand_fields(demands.get(pool.name, Demand()), "bound_"),
         }
         for name, value in values.items():
             found[f"pool/{number}/{names[pool.name]}/{name}"] = float(value)
     return found
+
+
+def demands_of(served: ServedModel, now_s: float) -> dict[str | None, Demand]:
+    """What waits and runs, by the pool whose demand it is; None: any pool may serve it."""
+    found = served.line.demands(now_s)
+    for worker in served.workers.values():
+        for job in worker.jobs:
+            pool = worker.pool if job.is_bound else None
+            now = found.get(pool, Demand())
+            waiting = replace(now.waiting, prompt=now.waiting.prompt + job.num_uncomputed)
+            found[pool] = replace(now, waiting=waiting, num_unfinished=now.num_unfinished + 1)
+    return found
+
+
+def demand_fields(demand: Demand, prefix: str = "") -> dict[str, float]:
+    """As numbers by name."""
+    return {
+        f"{prefix}arriving_prompt": demand.arriving.prompt,
+        f"{prefix}arriving_new": demand.arriving.new,
+        f"{prefix}waiting_prompt": demand.waiting.prompt,
+        f"{prefix}waiting_new": demand.waiting.new,
+        f"{prefix}unfinished": demand.num_unfinished,
+    }
 
 
 def report(fleet: FleetSpec, served: Mapping[str, ServedModel], now_s: float) -> Numbers:
@@ -149,11 +167,15 @@ def _rules(wish: PoolWish, pools: Mapping[str, PoolWish]) -> ScalingRules:
     )
 
 
-def _demand(wish: PoolWish) -> Demand:
+def _demand(wish: PoolWish, prefix: str = "") -> Demand:
+    def tokens(what: str) -> Tokens:
+        names = f"{prefix}{what}_prompt", f"{prefix}{what}_new"
+        return Tokens(prompt=wish.total(names[0]), new=wish.total(names[1]))
+
     return Demand(
-        arriving=Tokens(prompt=wish.total("arriving_prompt"), new=wish.total("arriving_new")),
-        waiting=Tokens(prompt=wish.total("waiting_prompt"), new=wish.total("waiting_new")),
-        num_unfinished=round(wish.total("unfinished")),
+        arriving=tokens("arriving"),
+        waiting=tokens("waiting"),
+        num_unfinished=round(wish.total(f"{prefix}unfinished")),
     )
 
 
@@ -171,4 +193,5 @@ def _state(wish: PoolWish, view: PoolView | None) -> PoolState:
         target=rules.max_workers if view is None else view.target,
         prefill_tokens_s=wish.mean("prefill_tokens_s"),
         decode_tokens_s=wish.mean("decode_tokens_s"),
+        bound=_demand(wish, "bound_"),
     )

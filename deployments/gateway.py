@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from .answer_length import AnswerLength
 from .api_settings import ApiSettings
 from .errors import ApiError, retry_after
 from .metrics import GatewayMetrics
+from .pool_memory import PoolBook, PoolMemory
 from .prompts import PromptReader
 from .router import RoutingRules
 from .served_worker import Worker
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..runtime.chat_template import ChatTemplate
     from ..runtime.checkpoint.source import Checkpoint
     from ..runtime.tokenizer import Tokenizer
+    from .fleet import PoolSpec
 
 
 FIRST_CAPACITY = 256  # requests of a worker nobody has seen yet
@@ -52,18 +54,23 @@ class ServedModel:
     limits: Limits = field(default_factory=Limits)  # of its queue
     lengths: AnswerLength = field(default_factory=AnswerLength)
     asleep: Asleep | None = None  # None: it cannot be woken
+    pools: tuple[PoolMemory, ...] = ()  # all that it may have workers of, where that is known
     last_speeds: dict[str, tuple[float, float]] = field(default_factory=dict)  # by pool
     line: Line = field(init=False)
+    _book: PoolBook = field(init=False)
 
     def __post_init__(self) -> None:
-        self.line = Line(self.workers, self.limits)
+        self._book = PoolBook(self.workers, self.pools, self.rules.prefer)
+        self.line = Line(self.workers, self.limits, self._book)
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the largest context among the workers; while there is none, as `asleep` says,
-        else 0.
+        """Tokens of the largest context among the workers, and pools that have none now; without
+        both as `asleep` says, else 0.
         """
-        found = (worker.max_model_len for worker in self.workers.values())
+        found = [worker.max_model_len for worker in self.workers.values()]
+        if self.workers or self.asleep:  # else nothing is served
+            found += [pool.context for pool in self._book.sleeping()]
         return max(found, default=self.asleep.max_model_len if self.asleep else 0)
 
     @property
@@ -75,11 +82,15 @@ class ServedModel:
     @property
     def capacity(self) -> int:
         """Requests that the roomiest worker runs and queues at most."""
-        found = (worker.capacity for worker in self.workers.values())
+        found = [worker.capacity for worker in self.workers.values()]
+        if self.workers:
+            lasts = (pool.last for pool in self._book.sleeping())
+            found += [FIRST_CAPACITY if last is None else last.capacity for last in lasts]
         return max(found, default=self.asleep.capacity if self.asleep else 0)
 
     def met(self, worker: Worker) -> None:
         """Remember how a worker was, for the time when there is none."""
+        self._book.met(worker)
         if self.asleep is not None:
             self.asleep = replace(
                 self.asleep,
@@ -120,9 +131,10 @@ class Gateway:
         facts: tuple[str, ...] = (),
         rules: RoutingRules | None = None,
         asleep: Asleep | None = None,
+        pools: tuple[PoolMemory, ...] = (),
     ) -> ServedModel:
         """Serve `name` as soon as it has a worker, spread over workers by `rules`; with `asleep`
-        requests wait for one that is woken.
+        requests wait for one that is woken. `pools` are those that it may have workers of.
         """
         prompts = PromptReader(
             tokenizer, chat_template, num_threads=self.settings.tokenizer_threads
@@ -133,6 +145,7 @@ class Gateway:
             facts=facts,
             rules=rules or RoutingRules(),
             asleep=asleep,
+            pools=pools,
             limits=Limits(
                 max_queued=self.settings.max_queued,
                 stranded_s=max(self.settings.stranded_s, 2 * asleep.wake_s if asleep else 0.0),
@@ -151,14 +164,16 @@ class Gateway:
         rules: RoutingRules | None = None,
         wake_s: float | None = None,
         max_model_len: int | None = None,
+        pools: Sequence[PoolSpec] = (),
     ) -> ServedModel:
         """Serve the text side of a checkpoint under `name` (its own name by default). With `wake_s`
         it may sleep, and takes requests of up to `max_model_len` until a worker says better.
         """
+        max_position = checkpoint.config.max_position
         tokenizer = checkpoint.tokenizer()
         asleep = None
         if wake_s is not None:
-            context = max_model_len or checkpoint.config.max_position
+            context = max_model_len or max_position
             asleep = Asleep(wake_s=wake_s, max_model_len=context, vocab_size=tokenizer.vocab_size)
         return self.add_model(
             name or checkpoint.name,
@@ -167,6 +182,7 @@ class Gateway:
             tuple(checkpoint.text_facts),
             rules,
             asleep,
+            tuple(PoolMemory.of(pool, max_position) for pool in pools),
         )
 
     async def add_worker(self, link: WorkerLink) -> Worker:

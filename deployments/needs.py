@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..runtime.errors import RequestError
 from .served_worker import Worker
@@ -47,7 +47,10 @@ class Requirement:
 
     def why_not(self, worker: Worker) -> str | None:
         """What the worker has instead, or None when it meets this."""
-        found = _value(worker, self.key)
+        return self.judge(_value(worker, self.key))
+
+    def judge(self, found: str | None) -> str | None:
+        """The same of a value; None stands for one that is not known."""
         if (found in self.values) != self.is_not:
             return None
         has = "is not known" if found is None else f"is {found}"
@@ -91,6 +94,10 @@ class Needs:
         if self.continues is not None and self.continues.resume_class != worker.resume_class:
             lacks.append(f"it would not go on exactly as {self.continues.id} did")
         return lacks
+
+    def with_requirements(self, requirements: tuple[Requirement, ...]) -> Needs:
+        """The same with other terms of the header."""
+        return replace(self, requirements=requirements)
 
     def __str__(self) -> str:
         parts = [f"a context of {self.num_tokens} tokens", *sorted(self.features)]
@@ -138,11 +145,16 @@ def _wrong(what: str) -> RequestError:
     return RequestError(f"{HEADER} {what}", HEADER)
 
 
-def no_capable_worker(needs: Needs, workers: Sequence[Worker]) -> RequestError:
-    """The 400 that names what is missing, and what each worker lacks."""
+def no_capable_worker(
+    needs: Needs, workers: Sequence[Worker], asleep: Sequence[str] = ()
+) -> RequestError:
+    """The 400 that names what is missing, what each worker lacks, and what is said of pools that
+    have none (`asleep`).
+    """
     lacks = [f"{worker.id}: {'; '.join(needs.why_not(worker))}" for worker in workers[:8]]
     if len(workers) > len(lacks):
         lacks.append(f"and {len(workers) - len(lacks)} more")
+    lacks += asleep
     by_header = bool(needs.requirements) or needs.is_deterministic
     return RequestError(
         f"no worker of this model can serve the request, which needs {needs}. " + ". ".join(lacks),

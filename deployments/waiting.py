@@ -10,10 +10,11 @@ from itertools import count
 
 from ..runtime.errors import QueueFullError
 from .arrivals import Arrivals
-from .autoscaling import Tokens
+from .autoscaling import Demand, Tokens
 from .errors import ApiError, retry_after
 from .forecast import AHEAD
 from .needs import no_capable_worker
+from .pool_memory import PoolBook
 from .router import Ask, Decision, Forecasts, choose, is_late
 from .served_worker import Job, Worker
 
@@ -45,6 +46,7 @@ class Ticket:
     decision: Decision | None = None
     last_error: Exception | None = None  # of the worker that failed it
     stranded_since_s: float | None = None  # no worker can take it since then
+    awaits_pool: bool = False  # only a pool that has no worker may take it
     service_s: float = 0.0  # that it takes at least, without waiting, as of the last look
 
     @property
@@ -74,23 +76,41 @@ class Line:
     later one never takes the place that an earlier one waits for.
     """
 
-    def __init__(self, workers: Mapping[str, Worker], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        workers: Mapping[str, Worker],
+        limits: Limits | None = None,
+        pools: PoolBook | None = None,
+    ) -> None:
         self.limits = limits or Limits()
         self._workers = workers
+        self._pools = pools or PoolBook(workers)
         self._tickets: list[Ticket] = []  # by order
         self._numbers = count()
         self._wait_s = 0.0  # moving average of how long placed answers had waited
         self._pass: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self.arrivals = Arrivals()  # of new answers
+        self._arrivals: dict[str | None, Arrivals] = {}  # of new answers, by the pool they need
         self.asleep_queue = ASLEEP_QUEUE  # answers that may wait while there is no worker
 
-    def waiting_tokens(self) -> Tokens:
-        """Of all answers that wait here."""
-        return Tokens(
-            prompt=sum(ticket.ask.num_prompt for ticket in self._tickets),
-            new=sum(ticket.ask.num_answer for ticket in self._tickets),
-        )
+    def demands(self, now_s: float) -> dict[str | None, Demand]:
+        """What arrives and waits here, by the pool whose demand it is: None what any may take."""
+        waiting: dict[str | None, list[Ask]] = {}
+        for ticket in self._tickets:
+            waiting.setdefault(self._pools.bound(ticket.ask.needs), []).append(ticket.ask)
+        for pool in self._arrivals:
+            waiting.setdefault(pool, [])
+        return {
+            pool: Demand(
+                arriving=self._arrivals[pool].rate(now_s) if pool in self._arrivals else Tokens(),
+                waiting=Tokens(
+                    prompt=sum(ask.num_prompt for ask in asks),
+                    new=sum(ask.num_answer for ask in asks),
+                ),
+                num_unfinished=len(asks),
+            )
+            for pool, asks in waiting.items()
+        }
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -109,7 +129,7 @@ class Line:
         now_s = asyncio.get_running_loop().time()
         forecasts = Forecasts(now_s)
         limit = self._max_queued()
-        left = limit - len(self._tickets)
+        left = limit - self._num_queued()
         if num_answers <= left:
             return
         for worker in self._workers.values() if not self._tickets else ():
@@ -128,6 +148,15 @@ class Line:
         if not self._workers:
             return self.asleep_queue
         return sum(worker.max_waiting for worker in self._workers.values())
+
+    def _num_queued(self) -> int:
+        """Answers that count against the limit: those held for a pool that is to wake keep no place
+        from others while they are not more than may wait for one.
+        """
+        if not self._workers:
+            return len(self._tickets)
+        num_held = sum(ticket.awaits_pool for ticket in self._tickets)
+        return len(self._tickets) - min(num_held, self.asleep_queue)
 
     async def place(
         self,
@@ -152,7 +181,8 @@ class Line:
             last_error=last_error,
         )
         if not ask.is_resumed and last_error is None:
-            self.arrivals.add(ask.num_prompt, ask.num_answer, loop.time())
+            arrivals = self._arrivals.setdefault(self._pools.bound(ask.needs), Arrivals())
+            arrivals.add(ask.num_prompt, ask.num_answer, loop.time())
         bisect.insort(self._tickets, ticket, key=lambda each: each.order)
         self._dispatch()
         try:
@@ -192,7 +222,7 @@ class Line:
                 continue
             if self._try(ticket, forecasts):
                 has_room = forecasts.have_room(self._workers.values())
-            else:
+            elif not ticket.awaits_pool:
                 num_waiting += 1
         self._keep_ticking(loop)
 
@@ -211,12 +241,17 @@ class Line:
         worker = decision.worker
         if worker is None:
             return self._is_given_up(ticket, forecasts.now_s)
-        ticket.stranded_since_s = None
+        ticket.stranded_since_s, ticket.awaits_pool = None, False
         ticket.service_s = decision.service_s(forecasts)
         if not decision.can_start:
             forecasts.of(worker).add(ask.num_prompt, ask.num_answer)
             return False
-        job = Job(worker=worker, num_uncomputed=ask.num_prompt, num_expected=ask.num_answer)
+        job = Job(
+            worker=worker,
+            num_uncomputed=ask.num_prompt,
+            num_expected=ask.num_answer,
+            is_bound=self._pools.bound(ask.needs) is not None,
+        )
         worker.jobs.add(job)
         forecasts.forget(worker)
         waited_s = forecasts.now_s - ticket.since_s
@@ -227,11 +262,14 @@ class Line:
 
     def _is_given_up(self, ticket: Ticket, now_s: float) -> bool:
         """No worker can take it: at once the client's fault, or ours after a while."""
-        workers = list(self._workers.values())
+        workers, needs = list(self._workers.values()), ticket.ask.needs
+        is_refused = all(needs.why_not(worker) for worker in workers)
+        ticket.awaits_pool = is_refused and self._pools.may_come(needs)
+        asleep = self._pools.sleeping()
         is_new = ticket.last_error is None and not ticket.ask.is_resumed
-        if workers and is_new and all(ticket.ask.needs.why_not(worker) for worker in workers):
+        if is_new and is_refused and not ticket.awaits_pool and (workers or asleep):
             self._end(ticket)
-            ticket.future.set_exception(no_capable_worker(ticket.ask.needs, workers))
+            ticket.future.set_exception(no_capable_worker(needs, workers, self._pools.say(needs)))
             return True
         if ticket.stranded_since_s is None:
             ticket.stranded_since_s = now_s

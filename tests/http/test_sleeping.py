@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from polypath.deployments.api_settings import ApiSettings
 from polypath.deployments.autoscaling import ScalingRules
-from polypath.deployments.autoscaling_report import report
+from polypath.deployments.autoscaling_report import PoolView, decide, report
 from polypath.deployments.fleet import FleetSpec, ModelSpec, PoolSpec
 from polypath.deployments.gateway import Gateway
 from polypath.deployments.routes import build_api
 from polypath.runtime.checkpoint.source import Checkpoint
 from polypath.runtime.config import EngineConfig
 from polypath.tests.http.fakes import Call, FakeLink, client_of
+from polypath.tests.paced import PacedLink
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +112,52 @@ async def test_a_model_that_cannot_be_woken_answers_503_at_once(tiny: Checkpoint
     async with client_of(gateway) as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 503
         assert (await client.get("/health")).status_code == 503
+    gateway.close()
+
+
+async def test_a_sleeping_pool_is_asked_for_what_the_awake_one_cannot_hold(
+    tiny: Checkpoint,
+) -> None:
+    engine = EngineConfig(model=str(tiny.path), served_model_name="tiny", max_model_len=64)
+    pools = tuple(
+        PoolSpec(
+            name=name, engine=replace(engine, max_model_len=most), num_workers=0, max_workers=1
+        )
+        for name, most in (("short", 64), ("long", 128))
+    )
+    model = ModelSpec(model=engine.model, name="tiny", engine=engine, pools=pools)
+    specs = FleetSpec(models=(model,))
+    gateway = Gateway()
+    gateway.add_checkpoint(tiny, name="tiny", wake_s=30.0, max_model_len=128, pools=pools)
+    await gateway.add_worker(PacedLink("s", pool="short", max_model_len=64))
+    async with client_of(gateway) as client:
+        assert (await client.get("/v1/models")).json()["data"][0]["max_model_len"] == 128
+        refused = await client.post("/v1/completions", json=BODY | {"max_tokens": 200})
+        assert refused.status_code == 400
+        running = asyncio.create_task(
+            client.post("/v1/completions", json=BODY | {"max_tokens": 100})
+        )
+        while not len(gateway.models["tiny"].line):
+            await asyncio.sleep(0.01)
+        numbers = report(specs, gateway.models, asyncio.get_running_loop().time())
+        assert numbers["pool/0/tiny.long/bound_unfinished"] == 1
+        assert numbers["pool/0/tiny.short/bound_unfinished"] == 0
+        assert numbers["model/0/unfinished"] == numbers["model/0/waiting_new"] == 0
+        views = {
+            "tiny.short": PoolView(ready=1, target=1),
+            "tiny.long": PoolView(ready=0, target=0),
+        }
+        assert decide([numbers], views, {}, 0.0)["0"].targets == {"tiny.short": 1, "tiny.long": 1}
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+        long = await gateway.add_worker(
+            PacedLink("l", pool="long", max_model_len=128, step_s=0.001)
+        )
+        answer = await running
+        assert answer.status_code == 200 and answer.headers["x-polypath-worker"] == "l"
+        gateway.remove_worker(long.id)
+        headers = {"x-polypath-require": "worker=l"}
+        gone = await client.post("/v1/completions", json=BODY, headers=headers)
+        assert gone.status_code == 400 and "a name of its own" in gone.text
     gateway.close()
 
 
