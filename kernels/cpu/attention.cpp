@@ -145,6 +145,48 @@ inline void prefetch(const Call& c, const Piece& p, const Places& places, int fi
   }
 }
 
+// The memory of the next tile, asked for line by line while this one is computed, in its own order: in one go the requests
+// would fill the core's queue of misses and hold it up.
+class Ahead {
+ public:
+  // Keys of the tile and their values, all KV heads of the piece; `points` is how often `ask` will be called.
+  void set(const Call& c, const Piece& p, const Places& places, int points) {
+    num_runs_ = run_ = 0;
+    at_ = 0;
+    const int64_t behind = to_values(*c.pool), size = bytes_each(*c.pool) * c.pool->head_dim * p.kv_heads;
+    for (const int64_t ahead : {int64_t{0}, behind}) {
+      for (int k = 0; k < places.count; ++k) add(places.keys[k] + ahead, size);
+    }
+    const int64_t lines = (2 * places.count * size + kLine - 1) / kLine;
+    quota_ = static_cast<int>((lines + points - 1) / points);
+  }
+  inline __attribute__((always_inline)) void ask() {
+    for (int i = 0; i < quota_ && run_ < num_runs_; ++i) {
+      const Run& run = runs_[run_];
+      __builtin_prefetch(run.first + at_, 0, 2);
+      at_ += kLine;
+      if (at_ >= run.bytes) at_ = 0, ++run_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  struct Run {
+    const char* first;
+    int64_t bytes;
+  };
+  void add(const char* first, int64_t bytes) {
+    if (num_runs_ > 0 && runs_[num_runs_ - 1].first + runs_[num_runs_ - 1].bytes == first) {
+      runs_[num_runs_ - 1].bytes += bytes;
+    } else {
+      runs_[num_runs_++] = {first, bytes};
+    }
+  }
+  Run runs_[2 * kKeyTile];
+  int num_runs_ = 0, run_ = 0, quota_ = 0;
+  int64_t at_ = 0;
+};
+
 // The keys as columns [dim][kKeyTile]; what is missing is zero.
 template <typename Stored>
 void load_keys(const Places& places, int n, float* keys) {
@@ -333,7 +375,7 @@ inline __attribute__((always_inline)) void attend_block(const Call& c, const Pie
 // order.
 template <int dim, int rows, typename Stored>
 __attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, int first, const Places& here, int64_t shift,
-                                               const float* q, const Softmax& part) {
+                                               const float* q, const Softmax& part, Ahead& ahead) {
   const int stride = dim ? dim : stride_of(c), n = dim ? dim : c.pool->head_dim;
   const int64_t to_value = to_values(*c.pool) + shift;
   static const Stored zeros[kMaxDim] = {};
@@ -345,6 +387,7 @@ __attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, in
     }
     Lanes sums[rows] = {};
     for (int i = 0; i < n; i += kLanes) {
+      ahead.ask();
       Lanes columns[kLanes];
       transpose(key, i, columns);
 #pragma GCC unroll 8
@@ -366,6 +409,7 @@ __attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, in
       for (int h = 0; h < 2; ++h) sums[r][h] = load(part.acc + r * stride + i + h * kLanes) * keep[r];
     }
     for (int k = 0; k < here.count; ++k) {
+      if (k % kLanes == 0) ahead.ask();
       const auto* value = reinterpret_cast<const Stored*>(here.keys[k] + to_value) + i;
       const Lanes v0 = load(value), v1 = load(value + kLanes);
 #pragma GCC unroll 4
@@ -467,6 +511,8 @@ void decode_range(const Call& c, const Piece& p, float* slots, const Piece* afte
   Places places[2];
   find_tile(c, p, begin, end, &places[0]);
   if (p.is_first) prefetch(c, p, places[0], 0, kKeyTile);
+  const int n = c.pool->head_dim, points = p.kv_heads * (kKeyTile / kLanes) * (n / kLanes + n / (2 * kLanes));
+  Ahead ahead;
   int now = 0;
   for (int k0 = begin; k0 < end; k0 += kKeyTile, now = 1 - now) {
     Places& next = places[1 - now];
@@ -474,10 +520,8 @@ void decode_range(const Call& c, const Piece& p, float* slots, const Piece* afte
     const Piece& of = is_last && after != nullptr ? *after : p;
     const int from = is_last && after != nullptr ? first_key(c, of, of.range) : k0 + kKeyTile;
     find_tile(c, of, from, end_of_keys(c, of, of.range), &next);
-    for (int h = 0; h < p.kv_heads; ++h) {
-      prefetch(c, of, next, kKeyTile * h / p.kv_heads, kKeyTile * (h + 1) / p.kv_heads);
-      attend(c, p, k0, places[now], h * head_bytes, q + h * q_size, parts[h]);
-    }
+    ahead.set(c, of, next, points);
+    for (int h = 0; h < p.kv_heads; ++h) attend(c, p, k0, places[now], h * head_bytes, q + h * q_size, parts[h], ahead);
   }
 }
 
