@@ -1,4 +1,4 @@
-"""`polypath serve` with workers that do as a test says: dying at a stated moment, or paced.
+"""`polypath serve` with workers that do as a test says: dying at a stated moment, sick, or paced.
 
 Run as a program it is the command line with these replicas in the place of the real ones:
 `python -m polypath.tests.ray.own_replicas DyingReplica serve --config FILE`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from polypath.runtime.config import EngineConfig
 from polypath.runtime.planning.features import FEATURES
 from polypath.runtime.request import RequestOutput
 from polypath.tests.ray.labelled_cluster import MARKS
+
+WELL_S = 2.0
 
 
 class DyingReplica(WorkerReplica):
@@ -71,6 +74,20 @@ class PacedReplica(WorkerReplica):
         )
 
 
+class SickReplica(WorkerReplica):
+    """The real engine, well when it becomes ready and for a moment after it, then not any more."""
+
+    first_check_s: float | None = None
+
+    def check_health(self) -> None:
+        now_s = time.monotonic()
+        if self.first_check_s is None:
+            self.first_check_s = now_s
+        if now_s - self.first_check_s > WELL_S:
+            raise RuntimeError("the test says that it is sick")
+        super().check_health()
+
+
 def put_in_place(name: str) -> None:
     """From here on a worker's deployment is made of the replica class of this name."""
     from polypath.deployments import pool
@@ -82,6 +99,14 @@ def put_in_place(name: str) -> None:
 def paced_app(args: dict[str, Any]) -> Any:  # Any: what Ray's config file holds; an Application
     """For Ray's own config file: `import_path: polypath.tests.ray.own_replicas:paced_app`."""
     put_in_place("PacedReplica")
+    from polypath.deployments.app import app
+
+    return app(args)
+
+
+def sick_app(args: dict[str, Any]) -> Any:
+    """The same with `SickReplica`."""
+    put_in_place("SickReplica")
     from polypath.deployments.app import app
 
     return app(args)

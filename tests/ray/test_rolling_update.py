@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NODES = [{"num_cpus": 2, "labels": {"pool": "head"}}, {"num_cpus": 4, "labels": {"pool": "work"}}]
 LIMIT_S = 240.0
+APP = "polypath.deployments.app:app"
+SICK_APP = "polypath.tests.ray.own_replicas:sick_app"
 DRIVER = """
 import json, sys, ray
 from ray import serve
@@ -53,8 +55,10 @@ class Updated:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def deploy(self, model: str | None = None, **engine: Any) -> None:
-        pool = {"name": "p", "num_cpus": 0.5, "min_workers": 2, "max_surge_percent": 100}
+    def deploy(
+        self, model: str | None = None, *, app: str = APP, surge: int = 100, **engine: Any
+    ) -> None:
+        pool = {"name": "p", "num_cpus": 0.5, "min_workers": 2, "max_surge_percent": surge}
         described = {
             "model": model or self.model,
             "name": "tiny",
@@ -64,7 +68,7 @@ class Updated:
         application = {
             "name": "updated",
             "route_prefix": "/",
-            "import_path": "polypath.deployments.app:app",
+            "import_path": app,
             "args": {"models": [described]},
         }
         self.run({"applications": [application]})
@@ -203,3 +207,24 @@ def test_going_back_ends_the_failure(updated: Updated) -> None:
         updated.wait_for(lambda: "RUNNING" in updated.run()["status"])
         updated.wait_for(lambda: updated.places() == [3, 3])
     assert traffic.faults == []
+
+
+def test_a_version_that_is_ready_and_then_sick_stops_before_the_last_old_worker(
+    updated: Updated,
+) -> None:
+    """One at a time beside the old ones: while the second starts, the first is found to be sick."""
+    before = {worker["worker_id"] for worker in updated.workers()}
+    with Traffic(updated.url) as traffic:
+        updated.deploy(app=SICK_APP, surge=50, max_num_seqs=5)
+        updated.wait_for(lambda: 5 in updated.places())
+        updated.wait_for(lambda: "DEPLOY_FAILED" in updated.run()["status"])
+        updated.wait_for(lambda: updated.places() == [3])
+        time.sleep(5)
+        said = updated.run()
+        assert {worker["worker_id"] for worker in updated.workers()} < before
+        status, why = said["deployments"]["tiny.p"]
+        assert "DEPLOY_FAILED" in status and "failed its health check" in why, said
+        updated.deploy(max_num_seqs=4)
+        updated.wait_for(lambda: updated.places() == [4, 4])
+    assert traffic.faults == []
+    assert traffic.num_done > 20 and traffic.num_tokens
