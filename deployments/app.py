@@ -185,12 +185,16 @@ def app(args: dict[str, Any]) -> Application:  # Any: what Ray's config file hol
     """For Ray's own config file: `import_path: polypath.deployments.app:app`, with the keys of a
     serve.yaml as `args`. Raises ConfigurationError; Serve then shows its text as the status.
     """
+    import ray
+
+    from .cluster_state import ClusterState
     from .nodes import ray_nodes
     from .serve_check import check_cluster
     from .serve_config import fleet_from_args
     from .serve_preparation import absolute
 
     fleet = absolute(fleet_from_args(args))
+    cluster = ClusterState(ray.get_runtime_context().gcs_address)
     # An update replaces what runs, so what it takes counts as free.
-    nodes = [replace(node, free=dict(node.total)) for node in ray_nodes()]
+    nodes = [replace(node, free=dict(node.total)) for node in ray_nodes(cluster)]
     return build_application(check_cluster(fleet, nodes, is_head_here=False).fleet)

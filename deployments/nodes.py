@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ..runtime.errors import ConfigurationError
+from .cluster_state import ClusterState
 
 NODE_ID = "ray.io/node-id"
 ACCELERATOR = "accelerator_type:"
@@ -57,15 +58,12 @@ def this_machine(num_cpus: float, num_gpus: float = 0.0) -> Node:
     return Node(name=THIS_MACHINE, total=has, free=dict(has), is_here=True)
 
 
-def ray_nodes() -> list[Node]:
-    """Nodes that are alive and node types that may come; this process has joined their Ray."""
-    import ray
-    from ray._private.state import available_resources_per_node
-
-    free = available_resources_per_node()
+def ray_nodes(cluster: ClusterState) -> list[Node]:
+    """Nodes that are alive and node types that may come."""
+    free = cluster.free()
     here = own_addresses()
-    found = [_node(entry, free, here) for entry in ray.nodes() if entry["Alive"]]
-    return found + _types_to_come()
+    found = [_node(entry, free, here) for entry in cluster.nodes() if entry["Alive"]]
+    return found + _types_to_come(cluster)
 
 
 def _node(entry: Mapping[str, Any], free: Mapping[str, Any], here: set[str]) -> Node:
@@ -90,17 +88,11 @@ def own_addresses() -> set[str]:
     return found | {"127.0.0.1", "localhost", "::1", socket.gethostname()}
 
 
-def _types_to_come() -> list[Node]:
+def _types_to_come(cluster: ClusterState) -> list[Node]:
     """From the launcher's file where the autoscaler runs on this machine, else what it told Ray."""
-    import ray
-    from ray._private.state import state
-
-    file = autoscaler_file(ray.get_runtime_context().gcs_address)
+    file = autoscaler_file(cluster.gcs_address)
     if file is not None:
         return node_types(file)
-    config = state.get_cluster_config()
-    if config is None:
-        return []
     return [
         Node(
             name=group.name,
@@ -108,7 +100,7 @@ def _types_to_come() -> list[Node]:
             count=group.max_count if group.max_count >= 0 else 10**6,
             is_there=False,
         )
-        for group in config.node_group_configs
+        for group in cluster.autoscaler_groups()
     ]
 
 

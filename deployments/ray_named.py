@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ..runtime.errors import ConfigurationError
+from .cluster_state import ClusterState
 from .config import APP_NAME
+from .nodes import Node, ray_nodes
 
 CONNECT_TIMEOUT_S = 12.0
+LOOK_TIMEOUT_S = 3.5  # of a head that is there a hundredth is enough
+
+T = TypeVar("T")
 
 
 class NamedRay:
@@ -33,10 +40,10 @@ class NamedRay:
         if "RAY_AUTH_MODE" not in os.environ and _has_token():
             # Ray uses a token for an address of this machine by itself, for a named one only so.
             os.environ["RAY_AUTH_MODE"] = "token"
-        if self._address == "auto" or "://" in self._address:
+        if self._address == "auto":
             return
         host, _, port = self._address.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or "://" in host or not port.isdigit():
             raise ConfigurationError(
                 f"{self._origin} is {self._address!r}; give HOST:PORT, auto, or local for a "
                 "Ray of its own"
@@ -50,30 +57,66 @@ class NamedRay:
                 f"start it, or {self._remedy()}"
             ) from None
 
+    def look(self) -> list[Node]:
+        """Its nodes, and those that may come, without joining it: within LOOK_TIMEOUT_S after the
+        import of Ray. Raises ConfigurationError where it does not answer, and where an application
+        of our name runs there.
+        """
+        # These imports take a second, which is not the cluster's.
+        from ray._private.authentication import authentication_token_setup as token
+        from ray._private.services import canonicalize_bootstrap_address
+
+        def read() -> tuple[list[Node], bool]:
+            token.ensure_token_if_auth_enabled(create_token_if_missing=False)
+            cluster = ClusterState(canonicalize_bootstrap_address(self._address) or self._address)
+            return ray_nodes(cluster), cluster.runs(APP_NAME)
+
+        nodes, is_ours_there = self._ask(read, "reach", LOOK_TIMEOUT_S)
+        if is_ours_there:
+            raise self._taken()
+        return nodes
+
     def start(self) -> None:
         """Join; raises ConfigurationError when that fails or takes more than CONNECT_TIMEOUT_S."""
-        failures: list[BaseException] = []
 
         def connect() -> None:
             import logging
 
             import ray
 
+            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+
+        self._ask(connect, "join", CONNECT_TIMEOUT_S)
+
+    def _ask(self, question: Callable[[], T], doing: str, limit_s: float) -> T:
+        """The answer of a cluster that may never give one."""
+        answers: list[T] = []
+        failures: list[Exception] = []
+
+        def ask() -> None:
+            from ray.exceptions import RayError
+
             try:
-                ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
-            except (RuntimeError, OSError, ValueError, TimeoutError) as error:
+                answers.append(question())
+            except (RayError, RuntimeError, OSError, ValueError, TimeoutError) as error:
                 failures.append(error)
 
-        thread = threading.Thread(target=connect, daemon=True)
+        thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        thread.join(CONNECT_TIMEOUT_S)
-        if failures or thread.is_alive():
-            reason = str(failures[0]).strip().splitlines()[0] if failures else "no answer in time"
-            raise ConfigurationError(
-                f"could not join the Ray cluster {self._address} named by {self._origin}: "
-                f"{reason}; "
-                f"check its Ray and Python versions and its token, or {self._remedy()}"
-            )
+        thread.join(limit_s)
+        if answers:
+            return answers[0]
+        reason = str(failures[0]).strip().splitlines()[0] if failures else "no answer in time"
+        raise ConfigurationError(
+            f"could not {doing} the Ray cluster {self._address} named by {self._origin}: "
+            f"{reason}; "
+            f"check its Ray and Python versions and its token, or {self._remedy()}"
+        )
+
+    def _taken(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.name} already runs an application named {APP_NAME}; stop that one first"
+        )
 
     def _remedy(self) -> str:
         if self._origin == "RAY_ADDRESS":
@@ -93,9 +136,7 @@ class NamedRay:
         status = serve.status()
         self._started_serve = not status.proxies and not status.applications
         if APP_NAME in status.applications:
-            raise ConfigurationError(
-                f"{self.name} already runs an application named {APP_NAME}; stop that one first"
-            )
+            raise self._taken()
         self._is_claimed = True
 
     def stop(self, *, keep_logs: bool = False) -> None:

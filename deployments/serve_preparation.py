@@ -10,7 +10,7 @@ from ..runtime.errors import ConfigurationError
 from . import listen
 from .config import ServeConfig
 from .fleet import FleetSpec
-from .nodes import Node, node_types, own_addresses, ray_nodes
+from .nodes import Node, node_types, own_addresses
 from .ray_named import NamedRay
 from .serve_check import Checked, check_cluster, check_offline, check_own_ray
 
@@ -40,7 +40,7 @@ class ServeRequest:
 
 def check_only(request: ServeRequest, view: ServeView) -> int:
     """`polypath serve --check`: say what is wrong, or what was found right and what is not known.
-    Starts nothing; joins the named cluster to look at its nodes, if it answers. The exit code.
+    Starts nothing; asks the named cluster for its nodes, if it answers. The exit code.
     """
     try:
         listen.claim(request.where.host, request.where.port)
@@ -69,19 +69,14 @@ def _look_at_cluster(request: ServeRequest, types: list[Node]) -> Checked:
     ray = NamedRay(request.where.address, request.where.address_origin)
     try:
         ray.prepare()
-        ray.start()
+        nodes = ray.look()
     except ConfigurationError as error:
         if types:
             checked = check_cluster(request.fleet, types, is_head_here=False)
             notes = (*checked.not_checked, f"the nodes that are there: {error}")
             return replace(checked, not_checked=notes)
         return check_offline(request.fleet, str(error))
-    try:
-        return check_cluster(
-            request.fleet, [*ray_nodes(), *types], is_head_here=request.is_head_here
-        )
-    finally:
-        ray.stop()
+    return check_cluster(request.fleet, [*nodes, *types], is_head_here=request.is_head_here)
 
 
 def absolute(fleet: FleetSpec) -> FleetSpec:

@@ -19,7 +19,6 @@ from . import listen
 from .exposure import exposure_notes
 from .fleet import FleetSpec
 from .interrupts import Interrupts, StopAsked
-from .nodes import ray_nodes
 from .ray_local import LocalRay
 from .ray_named import NamedRay
 from .serve_check import check_cluster, check_own_ray
@@ -106,12 +105,13 @@ class Session:
 
     def _start(self, interrupts: Interrupts, host: str, port: int) -> None:
         self._view.stage("ray", self._ray.name)
+        if isinstance(named := self._ray, NamedRay):  # it is there: first whether there is room
+            self._fleet = self._call(interrupts, lambda: self._check_nodes(named))
         started = self._busy = self._thread.submit(self._ray.start)
-        if isinstance(self._ray, NamedRay):  # it is there already: first whether there is room
+        if isinstance(self._ray, NamedRay):
             interrupts.wait_for(started)
             interrupts.renew()
             self._call(interrupts, self._ray.claim)
-            self._fleet = self._call(interrupts, self._check_nodes)
         from .deploy import Deployment  # imports Serve and FastAPI while Ray starts
 
         interrupts.wait_for(started)
@@ -122,10 +122,10 @@ class Session:
         self._call(interrupts, lambda: deployment.submit(host, port, self._request.where.tls))
         self._await_ready(interrupts, deployment)
 
-    def _check_nodes(self) -> FleetSpec:
-        """Whether the cluster that was joined has a place for every worker. Raises Refused."""
-        nodes = [*ray_nodes(), *self._request.launcher_types()]
+    def _check_nodes(self, ray: NamedRay) -> FleetSpec:
+        """Whether the cluster has a place for every worker, before it is joined. Raises Refused."""
         try:
+            nodes = [*ray.look(), *self._request.launcher_types()]
             checked = check_cluster(self._fleet, nodes, is_head_here=self._request.is_head_here)
         except ConfigurationError as error:
             raise Refused(str(error)) from error

@@ -71,8 +71,10 @@ def test_it_is_used_and_left_running(cluster: str, tiny_model: Path) -> None:
         assert server.get("/health")["status"] == "ok"
         second = [*arguments[:2], str(free_port()), *arguments[3:]]
         code, output = run(["serve", *second], RAY_AUTH_TOKEN="a" * 64)
-        assert code == 1
+        assert code == 2
         assert "already runs an application named polypath" in output
+        code, output = run(["serve", *second, "--check"], RAY_AUTH_TOKEN="a" * 64)
+        assert code == 2 and "already runs an application named polypath" in output
         assert server.get("/health")["status"] == "ok"
         assert server.stop(signal.SIGINT) == 0
         assert "Ray stays" in server.output

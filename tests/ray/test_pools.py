@@ -77,6 +77,34 @@ def file(
     return path
 
 
+def test_a_check_does_not_join_the_cluster_and_takes_little(
+    cluster: LabelledCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The first to join a node waits until Ray has started a process for each of its CPUs. Who asks
+    the head for its tables waits for nothing: what is left is our own CPU time.
+    """
+    path = tmp_path / "serve.yaml"
+    pool = "{name: p, num_cpus: 0.5, label_selector: {pool: big}}"
+    path.write_text(f"models: [{{model: {tiny_model}, pools: [{pool}]}}]")
+    arguments = ["serve", "--config", str(path), "--port", "0", "--address", cluster.address]
+    before = os.times()
+    code, output = run([*arguments, "--check"], timeout_s=120, **cluster.environment)
+    after = os.times()
+    assert code == 0, output
+    cpu_s = after.children_user + after.children_system
+    assert cpu_s - before.children_user - before.children_system < 5
+    program = """
+import sys
+from polypath.deployments.cluster_state import ClusterState
+print(len(ClusterState(sys.argv[1])._tables.job_table()))
+"""
+    command = [sys.executable, "-c", program, cluster.address]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=_with(cluster.environment)
+    )
+    assert done.stdout == "0\n", done
+
+
 @pytest.mark.parametrize(
     ("pools", "expected"),
     [
@@ -124,9 +152,10 @@ def test_ray_reads_selectors_as_the_check_does(cluster: LabelledCluster) -> None
     program = """
 import json, sys, ray
 from polypath.deployments.label_selector import matches
+from polypath.deployments.cluster_state import ClusterState
 from polypath.deployments.nodes import ray_nodes
 ray.init(address=sys.argv[1], log_to_driver=False)
-labels = {node.id: node.labels for node in ray_nodes()}
+labels = {node.id: node.labels for node in ray_nodes(ClusterState(sys.argv[1]))}
 @ray.remote(num_cpus=0.01)
 def where():
     return ray.get_runtime_context().get_node_id()

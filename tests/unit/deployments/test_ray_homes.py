@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 import time
 from pathlib import Path
 
 import pytest
 
+from polypath.deployments import ray_named
 from polypath.deployments.ray_local import private_folder
 from polypath.deployments.ray_named import NamedRay
 from polypath.runtime.errors import ConfigurationError
@@ -51,3 +53,16 @@ def test_a_dead_cluster_is_said_within_seconds_and_names_the_variable() -> None:
 def test_an_address_without_a_port_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="give HOST:PORT, auto, or local"):
         NamedRay("my-cluster", "--address").prepare()
+    with pytest.raises(ConfigurationError, match="give HOST:PORT, auto, or local"):
+        NamedRay("ray://10.0.0.1:10001", "--address").prepare()
+
+
+def test_what_listens_there_and_is_no_ray_is_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setattr(ray_named, "LOOK_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        named = NamedRay(f"127.0.0.1:{mute.getsockname()[1]}", "--address")
+        with pytest.raises(ConfigurationError, match=r"could not reach .*: no answer in time"):
+            named.look()
