@@ -1,7 +1,8 @@
 """`polypath serve` with workers that do as a test says: dying at a stated moment, sick, or paced.
 
 Run as a program it is the command line with these replicas in the place of the real ones:
-`python -m polypath.tests.ray.own_replicas DyingReplica serve --config FILE`.
+`python -m polypath.tests.ray.own_replicas DyingReplica serve --config FILE`. Pools that are scaled
+are built in another process, so for them only the applications below hold.
 """
 
 from __future__ import annotations

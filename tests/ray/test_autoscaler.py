@@ -211,8 +211,9 @@ def ask(server: RunningServer, pool: str) -> str:
     )
     assert answer.status_code == 200, answer.text
     named = answer.headers["x-polypath-worker"]
-    workers = Client(server, "none").get("/v1/paths")["data"]
-    return next(worker["labels"]["pool"] for worker in workers if worker["worker_id"] == named)
+    workers = Client(server.url, "none").get("/v1/paths")["data"]
+    (found,) = (worker for worker in workers if worker["worker_id"] == named)
+    return found["node"]["labels"]["pool"]
 
 
 def test_nodes_come_by_kind_when_a_pool_needs_them_and_go_when_idle(
@@ -222,4 +223,4 @@ def test_nodes_come_by_kind_when_a_pool_needs_them_and_go_when_idle(
     assert ask(server, "cheap") == "cheap", "a node of the kind that the pool selects"
     assert ask(server, "card") == "card", "one that has what the pool's workers take"
     fake.wait_for(["head"])
-    assert Client(server, "none").get("/health")["models"] == {"tiny": "asleep"}
+    assert Client(server.url, "none").get("/health")["models"] == {"tiny": "asleep"}

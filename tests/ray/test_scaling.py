@@ -80,8 +80,8 @@ def fleet(
 class Client:
     """Asks as the operator."""
 
-    def __init__(self, server: RunningServer, key: str) -> None:
-        self._url = server.url
+    def __init__(self, url: str, key: str) -> None:
+        self._url = url
         self._headers = {"Authorization": f"Bearer {key}"}
 
     def get(self, path: str) -> Any:  # JSON
@@ -153,7 +153,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def client(fleet: RunningServer, key: str) -> Client:
-    return Client(fleet, key)
+    return Client(fleet.url, key)
 
 
 def test_it_starts_asleep_and_is_well(client: Client) -> None:
