@@ -26,6 +26,7 @@ from polypath.runtime.full_check import check_all
 from polypath.runtime.graphs.mechanism import ReplayError
 from polypath.runtime.kv.pool import KVPool
 from polypath.runtime.ladder import CapturingRunner
+from polypath.runtime.linear.dense import DenseLinear
 from polypath.runtime.ops.ops import Ops
 from polypath.runtime.ops.torch import TorchOps
 from polypath.runtime.request import Request
@@ -104,8 +105,9 @@ def _op_pairs(
         kind = "" if norms is None else " with norms"
         yield f"qkv_norm_rope_store{kind}", q, exact_q
         yield f"stored keys and values{kind}", kv, wide_kv
-    logits = random(5, 1000).float()
-    yield "argmax", ops.argmax(logits), logits.argmax(dim=-1)
+    found = ops.logits(DenseLinear(random(1000, 64), None), random(5, 64))
+    if found.best is not None:
+        yield "argmax", found.best, found.values.argmax(dim=-1)
 
 
 def _error(ours: torch.Tensor, exact: torch.Tensor) -> float:

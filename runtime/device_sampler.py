@@ -58,20 +58,27 @@ class DeviceSampler:
         self._eos_ids = tuple(eos_ids)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> DeviceSampled:
+    def sample(
+        self, logits: Tensor, rows: Sequence[SamplingRow], best: Tensor | None = None
+    ) -> DeviceSampled:
         """The next token of each row of `logits` [B, V], which stay unchanged."""
         check_shape(logits, len(rows), self._vocab_size)
         work = logits
         if any(map(changes_logits, rows)):
             work = logits.clone()
             adjust(work, rows, self._eos_ids)
-        best, token_ids = work.max(dim=1)
-        is_sound = (best if work is logits else logits.amax(dim=1)).isfinite()
-        has_token = is_sound & best.isfinite()
+        if best is None or work is not logits:
+            largest, token_ids = work.max(dim=1)
+        else:
+            largest, token_ids = logits.gather(1, best[:, None])[:, 0], best.clone()
+        is_sound = (largest if work is logits else logits.amax(dim=1)).isfinite()
+        has_token = is_sound & largest.isfinite()
         drawn = [i for i, row in enumerate(rows) if row.sampling.temperature]
         if drawn:
             where = to_device(torch.tensor(drawn), work.device)
-            tokens = _draw_rows(work.index_select(0, where), best[where], [rows[i] for i in drawn])
+            tokens = _draw_rows(
+                work.index_select(0, where), largest[where], [rows[i] for i in drawn]
+            )
             token_ids[where] = tokens.where(has_token[where], token_ids[where])
         asked, logprobs = _asked_logprobs(logits, rows, token_ids)
         return DeviceSampled(token_ids, is_sound, has_token, asked, logprobs)

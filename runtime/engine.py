@@ -15,6 +15,7 @@ from .counters import Counters
 from .errors import QueueFullError, RequestError
 from .forward_batch import ForwardBatch
 from .launched_step import Drawn, LaunchedStep, StepSize
+from .logits import Logits
 from .logprobs import RowLogprobs, prompt_logprobs
 from .overlap import Overlap
 from .penalties import counts_tokens
@@ -59,7 +60,6 @@ class Engine:
             self._device,
             self.model.config.eos_ids,
             overlaps=self.plan.overlap_depth > 0,
-            argmax=self.model.ops.argmax if self.model.ops.name == "cpu_native" else None,
         )
         self._scheduler = Scheduler(
             self.pages,
@@ -252,7 +252,7 @@ class Engine:
             self._scheduler.finish(state)
         return [self._ended(state, FinishReason.ERROR, text) for state in left]
 
-    def _sample(self, rows: list[ScheduledRow], logits: torch.Tensor, began: float) -> LaunchedStep:
+    def _sample(self, rows: list[ScheduledRow], logits: Logits, began: float) -> LaunchedStep:
         """Draw a token for each row that samples; compute prompt log-probabilities."""
         scores: list[tuple[ScheduledRow, RowLogprobs]] = []
         sampling: list[RequestState] = []
@@ -260,7 +260,7 @@ class Engine:
         offset = 0
         for row in rows:
             if scored := row.num_prompt_logits:
-                scores.append((row, _prompt_scores(row, logits[offset : offset + scored])))
+                scores.append((row, _prompt_scores(row, logits.values[offset : offset + scored])))
                 offset += scored
             if row.samples:
                 row.draw = len(sampling)
@@ -269,9 +269,10 @@ class Engine:
                 offset += 1
         if not sampling:
             return LaunchedStep(rows, began, None, scores)
-        if len(wanted) < logits.shape[0]:
-            logits = logits[to_device(torch.tensor(wanted), logits.device)]
-        return LaunchedStep(rows, began, self._sampler.sample(logits, sampling), scores)
+        if len(wanted) < logits.values.shape[0]:
+            logits = logits.rows(to_device(torch.tensor(wanted), logits.values.device))
+        sampled = self._sampler.sample(logits.values, sampling, logits.best)
+        return LaunchedStep(rows, began, sampled, scores)
 
     def _score_prompt(self, row: ScheduledRow, numbers: RowLogprobs) -> None:
         """Collect prompt log-probabilities, unless they will be computed again."""

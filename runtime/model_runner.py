@@ -9,6 +9,7 @@ import torch
 
 from .forward_batch import ForwardBatch
 from .forward_mode import ForwardMode
+from .logits import Logits
 from .runners.runner import Reason, Runner
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class ModelRunner:
         self._runners = runners
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, str, Reason]:
+    def forward(self, batch: ForwardBatch) -> tuple[Logits, str, Reason]:
         """Logits [R, V], the runner that ran, and the reason. A failing step is retried once,
         eagerly.
         """

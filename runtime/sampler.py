@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -18,10 +18,6 @@ class NoToken(StrEnum):
 
     NOT_FINITE = "the model's logits are not finite; its weights may be damaged"
     FORBIDDEN = "the request's own logit_bias, penalties and min_tokens forbid every token"
-
-
-Argmax = Callable[[Tensor], Tensor]
-"""float32 [B, V] -> int64 [B]: the first of each row's largest numbers, or of its NaNs."""
 
 
 class Sampled(Protocol):
@@ -46,8 +42,11 @@ class Sampled(Protocol):
 class Sampler(Protocol):
     """Chooses the next token of every row. It keeps nothing between calls: all is in the rows."""
 
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
-        """The next token of each row of `logits` float32 [B, V], which stay unchanged.
+    def sample(
+        self, logits: Tensor, rows: Sequence[SamplingRow], best: Tensor | None = None
+    ) -> Sampled:
+        """The next token of each row of `logits` float32 [B, V], which stay unchanged. `best` int64
+        [B] says where the first of each row's largest numbers or of its NaNs stands, if known.
 
         Greedy rows cost one argmax; only rows that ask for more pay for more.
         """
@@ -60,16 +59,15 @@ def build_sampler(
     eos_ids: Sequence[int],
     *,
     overlaps: bool = False,
-    argmax: Argmax | None = None,
 ) -> Sampler:
     """The sampler that suits a device; both draw the same tokens from the same logits. Where steps
-    overlap, tokens stay on the device. `argmax` is a faster one for logits on a CPU.
+    overlap, tokens stay on the device.
     """
     from .device_sampler import DeviceSampler
     from .host_sampler import HostSampler
 
     if device.type == "cpu" and not overlaps:
-        return HostSampler(vocab_size, eos_ids, argmax)
+        return HostSampler(vocab_size, eos_ids)
     return DeviceSampler(vocab_size, eos_ids)
 
 

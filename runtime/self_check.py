@@ -192,7 +192,7 @@ def _paged_error(
             )
             batch = _with_all_logits(batch)
             logits, _, _ = runner.forward(batch)
-            difference = (logits - expected[batch.positions]).abs().max() / scale
+            difference = (logits.values - expected[batch.positions]).abs().max() / scale
             worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
             for row in rows:
                 row.state.num_computed += row.num_tokens

@@ -132,7 +132,7 @@ class TappedPath:
         logits, _, reason = self._runner.forward(batch)
         for row in rows:
             row.state.num_computed += row.num_tokens
-        return batch, logits, reason
+        return batch, logits.values, reason
 
     def values(self) -> dict[TapName, torch.Tensor]:
         """What the last run computed, float32 [T, width], in order of the operations."""

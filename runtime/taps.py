@@ -16,6 +16,7 @@ from ..kernels.cpu.ops import copy_rows
 from .attention.backend import AttentionBackend, CapturableAttention, CapturedAttention
 from .forward_batch import ForwardBatch
 from .linear.method import Linear
+from .logits import Logits
 from .models.decoder import Decoder, DecoderLayer, DecoderWeights
 from .ops.ops import Ops
 
@@ -87,6 +88,11 @@ class TappedLinear:
         self._taps = taps
         self._layer = layer
         self._name = name
+
+    @property
+    def inner(self) -> Linear:
+        """The layer whose results are kept."""
+        return self._inner
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
@@ -167,9 +173,10 @@ class TappedOps:
         """silu(gate) * up."""
         return self._taps.keep(self._taps.layer, "silu_mul", self._inner.silu_mul(gate_up))
 
-    def argmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Index of each row's largest value."""
-        return self._inner.argmax(logits_RV)
+    def logits(self, head: Linear, x_RH: torch.Tensor) -> Logits:
+        """Logits by the output layer."""
+        found = self._inner.logits(head.inner if isinstance(head, TappedLinear) else head, x_RH)
+        return Logits(self._taps.keep(None, "lm_head", found.values), found.best)
 
 
 class TappedAttention:

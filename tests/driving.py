@@ -218,7 +218,7 @@ def paged_logits(
         batch = ForwardBatch.build(rows, page_size=engine.pages.page_size, device=engine._device)
         batch = replace(batch, logits_rows=torch.arange(batch.num_tokens))
         logits, _, _ = engine._runner.forward(batch)
-        for row, part in zip(rows, logits.split([r.num_tokens for r in rows]), strict=True):
+        for row, part in zip(rows, logits.values.split([r.num_tokens for r in rows]), strict=True):
             found[row.state.arrival].append(part.clone())  # a graph writes there again
             row.state.num_computed += row.num_tokens
     return [torch.cat(parts) for parts in found]

@@ -50,7 +50,16 @@ API void pp_linear(const float* x, int64_t x_stride, int rows, const void* block
                    const float* bias, const float* residual, float* y) {
   const Matrix w = matrix(blocks, storage, out, in);
   const auto run = is_dense(w.storage) ? dense_linear : linear;
-  run(x, x_stride, rows, w, bias, residual, y);
+  run(x, x_stride, rows, w, bias, residual, y, nullptr);
+}
+
+API void pp_linear_best(const float* x, int64_t x_stride, int rows, const void* blocks, int storage, int out, int in,
+                        const float* bias, float* y, int64_t* index) {
+  const Matrix w = matrix(blocks, storage, out, in);
+  Best best(y, rows, out);
+  const auto run = is_dense(w.storage) ? dense_linear : linear;
+  run(x, x_stride, rows, w, bias, nullptr, y, &best);
+  best.finish(index);
 }
 
 API void pp_dequantize(const void* blocks, int storage, int out, int in, const int64_t* rows, int num_rows, float* y) {
@@ -106,7 +115,7 @@ namespace {
   Kernel { #function, Caller<function>::kCount, Caller<function>::invoke }
 
 const Kernel kKernels[] = {
-    KERNEL(pp_linear),     KERNEL(pp_dequantize), KERNEL(pp_rms_norm), KERNEL(pp_add_rms_norm), KERNEL(pp_silu_mul),
+    KERNEL(pp_linear), KERNEL(pp_linear_best), KERNEL(pp_dequantize), KERNEL(pp_rms_norm), KERNEL(pp_add_rms_norm), KERNEL(pp_silu_mul),
     KERNEL(pp_rope_store), KERNEL(pp_attention),  KERNEL(pp_argmax),   KERNEL(pp_cos_sin),      KERNEL(pp_gather_rows),
     KERNEL(pp_put_columns)};
 

@@ -138,19 +138,23 @@ void pack_dense(const float* w, Storage storage, int rows, int in, int first_row
 }
 
 void dense_linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const float* bias, const float* residual,
-                  float* y) {
+                  float* y, Best* best) {
   const Task task{x, x_stride, w, bias, residual, y};
   const int panels = (w.out + kPanel - 1) / kPanel;
   const int token_tiles = (rows + kTokenTile - 1) / kTokenTile;
   const int pairs = std::max(1, std::min(16, panels / (16 * team().size())));
   const int per_chunk = 2 * pairs;
   const int panel_chunks = (panels + per_chunk - 1) / per_chunk;
+  if (best != nullptr) best->split(panel_chunks);
   auto work = [&](int chunk) {
     const int first = chunk / panel_chunks * kTokenTile, begin = chunk % panel_chunks * per_chunk;
     const int last = std::min(rows, first + kTokenTile), end = std::min(panels, begin + per_chunk);
     with_type(w.storage, [&](auto* type) {
       multiply_chunk<std::remove_pointer_t<decltype(type)>>(task, begin, end, first, last);
     });
+    for (int row = first; best != nullptr && row < last; ++row) {
+      best->note(row, chunk % panel_chunks, begin * kPanel, std::min(end * kPanel, w.out));
+    }
   };
   team().run(token_tiles * panel_chunks, work);
 }

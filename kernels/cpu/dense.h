@@ -21,7 +21,7 @@ void pack_dense(const float* w, Storage storage, int rows, int in, int first_row
 
 // As `linear` in linear.h, with activations as they are.
 void dense_linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const float* bias, const float* residual,
-                  float* y);
+                  float* y, Best* best = nullptr);
 
 void dense_row(const Matrix& w, int row, float* out);
 

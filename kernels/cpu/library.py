@@ -27,6 +27,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         None,
         (_POINTER, _LONG, _INT, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
     ),
+    "pp_linear_best": (
+        None,
+        (_POINTER, _LONG, _INT, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
+    ),
     "pp_dequantize": (None, (_POINTER, _INT, _INT, _INT, _POINTER, _INT, _POINTER)),
     "pp_rms_norm": (None, (_POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER)),
     "pp_add_rms_norm": (
@@ -55,6 +59,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 ROWS_ARGUMENT = {
     "pp_linear": 2,
+    "pp_linear_best": 2,
     "pp_dequantize": 5,
     "pp_rms_norm": 3,
     "pp_add_rms_norm": 4,

@@ -472,7 +472,7 @@ Quantized quantize(const float* x, int64_t x_stride, int rows, int in) {
 }  // namespace
 
 void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const float* bias,
-            const float* residual, float* y) {
+            const float* residual, float* y, Best* best) {
   const int64_t groups = (w.in + kGroup - 1) / kGroup;
   Task task{quantize(x, x_stride, rows, w.in), groups, w, bias, residual, y};
   const int block_rows = (w.out + kRows - 1) / kRows;
@@ -481,6 +481,7 @@ void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const f
   const int per_chunk = std::max(1, std::min(64, block_rows / wanted) / kWide) * kWide;
   const int row_chunks = (block_rows + per_chunk - 1) / per_chunk;
   task.skip = (team().size() - 1) * per_chunk * groups;
+  if (best != nullptr) best->split(row_chunks);
   auto work = [&](int chunk) {
     const int first = chunk / row_chunks * kTokenTile;
     const int last = std::min(rows, first + kTokenTile);
@@ -490,6 +491,9 @@ void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const f
       multiply<Int4Block>(task, begin, end, first, last);
     } else {
       multiply<Int8Block>(task, begin, end, first, last);
+    }
+    for (int row = first; best != nullptr && row < last; ++row) {
+      best->note(row, chunk % row_chunks, begin * kRows, std::min(end * kRows, w.out));
     }
   };
   team().run(token_tiles * row_chunks, work);

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "best.h"
+
 namespace polypath {
 
 constexpr int kRows = 8;    // output rows interleaved in one block
@@ -36,9 +38,10 @@ struct Matrix {
   int in;  // groups = ceil(in / 32); inputs past `in` meet zero weights
 };
 
-// y[rows, out] = x[rows, in] W^T (+ bias[out]) (+ residual[rows, out]); rows of x are `x_stride` floats apart.
+// y[rows, out] = x[rows, in] W^T (+ bias[out]) (+ residual[rows, out]); rows of x are `x_stride` floats apart. `best` over
+// y, where it is given, is told of each piece as soon as it is written.
 void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const float* bias,
-            const float* residual, float* y);
+            const float* residual, float* y, Best* best = nullptr);
 
 // One row of W as floats: what an embedding looks up, and what the yardstick multiplies by.
 void dequantize_row(const Matrix& w, int row, float* out);

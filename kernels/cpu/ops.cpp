@@ -3,9 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <vector>
 
+#include "best.h"
 #include "lanes.h"
 #include "numbers.h"
 #include "team.h"
@@ -51,45 +50,6 @@ void put(const Pool& pool, int64_t slot, int value, int head, const float* from)
 }
 
 constexpr int kPiece = 8192;  // numbers of one chunk of an argmax
-
-// Where the first of the largest numbers stands, or the first that is NaN; count >= 1.
-int first_of_largest(const float* x, int count) {
-  constexpr int kAtOnce = 4;
-  Lanes top[kAtOnce];
-  Mask at[kAtOnce] = {}, odd = {};  // of each lane: where its largest number was first seen, in vectors
-  for (Lanes& t : top) t = spread(-std::numeric_limits<float>::infinity());
-  int i = 0;
-  for (; i + kAtOnce * kLanes <= count; i += kAtOnce * kLanes) {
-    const int32_t now = i;
-#pragma GCC unroll 4
-    for (int k = 0; k < kAtOnce; ++k) {
-      const Lanes v = load(x + i + k * kLanes);
-      const Mask is_larger = v > top[k];
-      top[k] = is_larger ? v : top[k];
-      at[k] = is_larger ? Mask{} + now : at[k];
-      odd |= v != v;
-    }
-  }
-  int best = i < count ? i : 0;
-  float largest = x[best];
-  bool is_odd = any_of(odd) || largest != largest;
-  for (int k = i; k < count; ++k) {
-    if (x[k] > largest) largest = x[best = k];
-    is_odd |= x[k] != x[k];
-  }
-  if (is_odd) {
-    for (int k = 0; k < count; ++k) {
-      if (x[k] != x[k]) return k;
-    }
-  }
-  for (int k = 0; k < kAtOnce && i > 0; ++k) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const int place = at[k][lane] + k * kLanes + lane;
-      if (top[k][lane] > largest || (top[k][lane] == largest && place < best)) largest = top[k][lane], best = place;
-    }
-  }
-  return best;
-}
 
 }  // namespace
 
@@ -144,13 +104,11 @@ void rope_store(const float* qkv, const float* cos, const float* sin, const floa
 
 void argmax(const float* x, int rows, int width, int64_t* index) {
   const int pieces = (width + kPiece - 1) / kPiece;
-  static thread_local std::vector<int> found;
-  found.resize(static_cast<size_t>(rows) * pieces);
-  int* best = found.data();
+  Best best(x, rows, width);
+  best.split(pieces);
   auto work = [&](int chunk) {
     const int first = chunk % pieces * kPiece;
-    const float* row = x + static_cast<int64_t>(chunk / pieces) * width;
-    best[chunk] = first + first_of_largest(row + first, std::min(kPiece, width - first));
+    best.note(chunk / pieces, chunk % pieces, first, std::min(width, first + kPiece));
   };
   constexpr int kFewRows = 4;  // up to here waking the team takes longer than the work
   if (rows <= kFewRows) {
@@ -158,15 +116,7 @@ void argmax(const float* x, int rows, int width, int64_t* index) {
   } else {
     team().run(rows * pieces, work);
   }
-  for (int r = 0; r < rows; ++r) {
-    const float* row = x + static_cast<int64_t>(r) * width;
-    const int* own = best + static_cast<int64_t>(r) * pieces;
-    int at = own[0];
-    for (int p = 1; p < pieces && row[at] == row[at]; ++p) {
-      if (row[own[p]] > row[at] || row[own[p]] != row[own[p]]) at = own[p];
-    }
-    index[r] = at;
-  }
+  best.finish(index);
 }
 
 }  // namespace polypath

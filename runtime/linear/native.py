@@ -31,6 +31,10 @@ class NativeLinear:
         """x W^T + bias; integer storages round x to 8 bits per group of 32."""
         return self.matrix.multiply(x, self.bias)
 
+    def with_best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and int64 [R]: where each row's largest output stands."""
+        return self.matrix.multiply_best(x, self.bias)
+
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Dequantized rows."""
         return self.matrix.rows(index)

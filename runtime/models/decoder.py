@@ -16,6 +16,7 @@ from ..config import ModelConfig, RopeConfig
 from ..forward_batch import ForwardBatch
 from ..kv.pool import KVPool
 from ..linear.method import Linear
+from ..logits import Logits
 from ..ops.ops import Ops
 
 
@@ -54,7 +55,7 @@ class Decoder:
         self.ops = ops
         self._inverse = rope_frequencies(config.rope, config.head_dim).to(weights.final_norm.device)
 
-    def forward(self, batch: ForwardBatch, kv: KVPool, attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: KVPool, attention: AttentionBackend) -> Logits:
         """One forward pass; `attention.plan(batch)` has been called."""
         return self.logits(*self.layers(batch, kv, attention), batch.logits_rows)
 
@@ -75,11 +76,11 @@ class Decoder:
                 x, residual = self.ops.add_norm(x, residual, following, eps)
         return x, residual
 
-    def logits(self, x: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor) -> Logits:
         """Logits [R, V] of some rows of what `layers` returned."""
         x, residual = self.ops.select_rows(x, rows), self.ops.select_rows(residual, rows)
         x, _ = self.ops.add_norm(x, residual, self.weights.final_norm, self.config.rms_norm_eps)
-        return self.weights.lm_head(x).float()
+        return self.ops.logits(self.weights.lm_head, x)
 
     def _attention(
         self,

@@ -7,6 +7,9 @@ import torch
 from ...kernels.cpu import ops as native
 from ...kernels.cpu.library import Library
 from ..build_context import BuildContext
+from ..linear.method import Linear
+from ..linear.native import NativeLinear
+from ..logits import Logits
 from ..planning.capability import Capability
 
 CAPABILITY = Capability(
@@ -64,9 +67,12 @@ class CpuNativeOps:
         """silu(gate) * up."""
         return native.silu_mul(self._library, gate_up)
 
-    def argmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Index of each row's largest value."""
-        return native.argmax(self._library, logits_RV)
+    def logits(self, head: Linear, x_RH: torch.Tensor) -> Logits:
+        """Logits by the output layer, and their argmax: of one kernel where it is one matrix."""
+        if isinstance(head, NativeLinear):
+            return Logits(*head.with_best(x_RH))
+        logits_RV = head(x_RH).float()
+        return Logits(logits_RV, native.argmax(self._library, logits_RV))
 
 
 def build(context: BuildContext) -> CpuNativeOps:

@@ -8,6 +8,9 @@ from typing import Protocol
 
 import torch
 
+from ..linear.method import Linear
+from ..logits import Logits
+
 
 class Ops(Protocol):
     """Everything a decoder needs besides linear layers and attention, at the grain of our fusions.
@@ -56,6 +59,8 @@ class Ops(Protocol):
         """silu(gate) * up: [T, 2 * I] -> [T, I]."""
         ...
 
-    def argmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Index of each row's largest value, the first of equals: int64 [R]."""
+    def logits(self, head: Linear, x_RH: torch.Tensor) -> Logits:
+        """Logits float32 [R, V] by the output layer; with their argmax where it costs less in the
+        forward pass than after it.
+        """
         ...

@@ -10,6 +10,8 @@ from ...kernels.rotary import rotate
 from ...kernels.silu_mul import silu_mul
 from ...kernels.store_kv import store_kv
 from ..build_context import BuildContext
+from ..linear.method import Linear
+from ..logits import Logits
 from ..planning.capability import Capability
 
 CAPABILITY = Capability(
@@ -65,9 +67,9 @@ class TorchOps:
         """silu(gate) * up."""
         return silu_mul(gate_up)
 
-    def argmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Index of each row's largest value."""
-        return logits_RV.argmax(dim=-1)
+    def logits(self, head: Linear, x_RH: torch.Tensor) -> Logits:
+        """Logits by the output layer."""
+        return Logits(head(x_RH).float())
 
 
 def build(context: BuildContext) -> TorchOps:

@@ -10,6 +10,8 @@ from ...kernels.triton.rms_norm import add_rms_norm, rms_norm
 from ...kernels.triton.rope_store import norm_rope_store
 from ...kernels.triton.silu_mul import silu_mul
 from ..build_context import BuildContext
+from ..linear.method import Linear
+from ..logits import Logits
 from ..planning.capability import Capability
 
 # Triton has the system's compiler build its launcher, at the first launch.
@@ -66,9 +68,10 @@ class TritonOps:
         """silu(gate) * up."""
         return silu_mul(gate_up)
 
-    def argmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Index of each row's largest value."""
-        return argmax(logits_RV)
+    def logits(self, head: Linear, x_RH: torch.Tensor) -> Logits:
+        """Logits by the output layer, and their argmax, which a graph then holds too."""
+        logits_RV = head(x_RH).float()
+        return Logits(logits_RV, argmax(logits_RV))
 
 
 def build(context: BuildContext) -> TritonOps:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..attention.backend import AttentionBackend
 from ..forward_batch import ForwardBatch
 from ..kv.pool import KVPool
+from ..logits import Logits
 from ..models.decoder import Decoder
 from ..planning.capability import Capability
 from .runner import Reason, RunnerParts
@@ -30,7 +29,7 @@ class EagerRunner:
         """Never declines."""
         return None
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
+    def run(self, batch: ForwardBatch) -> Logits:
         """Logits float32 [R, V]."""
         self._attention.plan(batch)
         return self._model.forward(batch, self._kv, self._attention)

@@ -15,6 +15,7 @@ from ..attention.backend import CapturableAttention, CapturedAttention
 from ..forward_batch import ForwardBatch
 from ..forward_mode import ForwardMode
 from ..graphs.mechanism import CapturedGraph, Forward, GraphMechanism
+from ..logits import Logits
 from .runner import Reason, RunnerParts
 from .static_batch import StaticBatch
 
@@ -77,7 +78,7 @@ class GraphRunner:
         attention.use()
 
         def forward() -> Sequence[torch.Tensor]:
-            return (model.forward(batch, kv, backend),)
+            return model.forward(batch, kv, backend).tensors()
 
         inputs = (*static.inputs(), *attention.inputs())
         graph = capture(self.mechanism, forward, size, inputs, is_breakable=False)
@@ -94,16 +95,16 @@ class GraphRunner:
             return Reason.PADDED_TOO_MUCH
         return None
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
+    def run(self, batch: ForwardBatch) -> Logits:
         """Logits float32 [R, V], valid until the next run."""
         bucket = self._buckets[self._size_for(batch.num_rows)]
         bucket.static.fill(batch)
         bucket.attention.refresh(batch)
         bucket.graph.replay(batch.num_rows, bucket.inputs())
-        logits = bucket.graph.outputs[0][: batch.num_rows]
+        logits = Logits(*bucket.graph.outputs).first(batch.num_rows)
         if batch.logits_rows.numel() == batch.num_rows:
             return logits
-        return logits.index_select(0, batch.logits_rows)
+        return logits.rows(batch.logits_rows)
 
     def _size_for(self, rows: int) -> int:
         return self._sizes[bisect_left(self._sizes, rows)]

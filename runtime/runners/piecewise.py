@@ -12,6 +12,7 @@ from ..attention.backend import AttentionBackend
 from ..forward_batch import ForwardBatch
 from ..forward_mode import ForwardMode
 from ..graphs.mechanism import CapturedGraph, GraphMechanism
+from ..logits import Logits
 from .graph import MOST_PADDING, capture
 from .runner import Reason, RunnerParts
 from .static_batch import StaticBatch
@@ -80,7 +81,7 @@ class PiecewiseRunner:
             return Reason.PADDED_TOO_MUCH
         return None
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
+    def run(self, batch: ForwardBatch) -> Logits:
         """Logits float32 [R, V]."""
         tokens = batch.num_tokens
         static, graph = self._graphs[min(size for size in self._graphs if size >= tokens)]

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-import torch
-
 from ..attention.backend import AttentionBackend
 from ..build_context import BuildContext
 from ..forward_batch import ForwardBatch
 from ..kv.pool import KVPool
+from ..logits import Logits
 from ..models.decoder import Decoder
 
 
@@ -50,6 +49,6 @@ class Runner(Protocol):
         """None when it takes this batch, else why not."""
         ...
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
+    def run(self, batch: ForwardBatch) -> Logits:
         """Logits float32 [R, V] of one batch."""
         ...

@@ -14,6 +14,7 @@ from polypath.runtime.engine import Engine
 from polypath.runtime.errors import ContextLengthError, RequestError
 from polypath.runtime.forward_batch import ForwardBatch
 from polypath.runtime.graphs.mechanism import ReplayError
+from polypath.runtime.logits import Logits
 from polypath.runtime.planning.hardware import load_hardware
 from polypath.runtime.planning.rules import native_variant
 from polypath.runtime.request import FinishReason, SamplingParams
@@ -64,7 +65,7 @@ def test_a_graph_that_fails_is_tried_again_eagerly(
     expected = run(engine, [request("a", [5, 6, 7], max_tokens=5, ignore_eos=True)])
     replay, calls = GraphRunner.run, iter(range(1000))
 
-    def failing(self: GraphRunner, batch: ForwardBatch) -> torch.Tensor:
+    def failing(self: GraphRunner, batch: ForwardBatch) -> Logits:
         if next(calls) == 1:
             raise ReplayError("planted")
         return replay(self, batch)
@@ -127,11 +128,11 @@ def test_a_row_that_is_not_finite_ends_its_own_request_only(
     expected = run(engine, requests)
     forward = engine.model.forward
 
-    def poisoned(batch: ForwardBatch, *args: object) -> torch.Tensor:
-        logits = forward(batch, *args)  # type: ignore[arg-type]
+    def poisoned(batch: ForwardBatch, *args: object) -> Logits:
+        logits = forward(batch, *args).values  # type: ignore[arg-type]
         if batch.num_rows == 4 and batch.kv_lens[0] == 6:
             logits[1, 7] = poison
-        return logits
+        return Logits(logits)
 
     monkeypatch.setattr(engine.model, "forward", poisoned)
     found = run(engine, requests)
@@ -167,8 +168,12 @@ def test_logits_that_are_not_finite_empty_the_prefix_cache(
     shared = [5] * 40
     run(engine, [request("a", shared, max_tokens=2)])
     forward = engine.model.forward
+
+    def broken(*args: Any) -> Logits:
+        return Logits(forward(*args).values.fill_(torch.nan))
+
     with monkeypatch.context() as patch:
-        patch.setattr(engine.model, "forward", lambda *args: forward(*args).fill_(torch.nan))
+        patch.setattr(engine.model, "forward", broken)
         answer = run(engine, [request("b", shared, max_tokens=2)])["b"]
     assert "not finite" in (answer.error or "")
     assert run(engine, [request("c", shared, max_tokens=2)])["c"].cached_tokens == 0

@@ -18,6 +18,7 @@ from polypath.runtime.device_sampler import DeviceSampled, DeviceSampler
 from polypath.runtime.engine import Engine
 from polypath.runtime.errors import ConfigurationError
 from polypath.runtime.forward_batch import ForwardBatch
+from polypath.runtime.logits import Logits
 from polypath.runtime.model_runner import ModelRunner
 from polypath.runtime.overlap import Overlap
 from polypath.runtime.request import FinishReason, Request
@@ -204,7 +205,7 @@ def test_a_step_that_fails_leaves_the_tokens_of_the_step_before_it(
     expected = run(engine, three())
     forward, calls = engine.model.forward, iter(range(1000))
 
-    def failing(*args: Any) -> torch.Tensor:
+    def failing(*args: Any) -> Logits:
         if next(calls) in (3, 4):  # the fourth step, and its retry
             raise RuntimeError("planted")
         return forward(*args)
@@ -254,11 +255,11 @@ def test_a_row_that_is_not_finite_ends_its_own_request_only(
     expected = run(engine, three(temperature=1.0, seed=4))
     forward = engine.model.forward
 
-    def poisoned(batch: ForwardBatch, *args: Any) -> torch.Tensor:
-        logits = forward(batch, *args)
+    def poisoned(batch: ForwardBatch, *args: Any) -> Logits:
+        logits = forward(batch, *args).values
         if batch.num_rows == 3 and batch.kv_lens[0] == 8:
             logits[1, 7] = float("nan")
-        return logits
+        return Logits(logits)
 
     monkeypatch.setattr(engine.model, "forward", poisoned)
     found = run(engine, three(temperature=1.0, seed=4))

@@ -112,17 +112,28 @@ def test_rows_drawn_together_equal_rows_drawn_one_by_one(vocab: int) -> None:
     assert together.sample(logits, _KINDS).to_host() == one_by_one.sample(logits, _KINDS).to_host()
 
 
-def test_another_argmax_changes_no_draw() -> None:
+@pytest.mark.parametrize("kind", [HostSampler, DeviceSampler])
+def test_what_the_forward_pass_found_changes_no_draw(
+    kind: type[HostSampler] | type[DeviceSampler],
+) -> None:
     logits = _logits(len(_KINDS))
-    asked: list[torch.Tensor] = []
+    logits[1, 3] = float("nan")
+    best, sampler = logits.argmax(dim=-1), kind(_VOCAB, [_EOS])
+    for rows in (_KINDS, [_row(temperature=0.0)] * len(_KINDS)):
+        plain, told = sampler.sample(logits, rows), sampler.sample(logits, rows, best)
+        assert told.failed_rows() == plain.failed_rows() and 1 in plain.failed_rows()
+        for (a, x), (b, y) in list(
+            zip(zip(*told.to_host(), strict=True), zip(*plain.to_host(), strict=True), strict=True)
+        )[2:]:
+            assert (a, x) == (b, y)
+    assert torch.equal(best, logits.argmax(dim=-1)), "it may lie in a graph's memory"
 
-    def argmax(x: torch.Tensor) -> torch.Tensor:
-        asked.append(x)
-        return x.argmax(dim=-1)
 
-    plain, other = HostSampler(_VOCAB, [_EOS]), HostSampler(_VOCAB, [_EOS], argmax)
-    assert other.sample(logits, _KINDS).to_host() == plain.sample(logits, _KINDS).to_host()
-    assert len(asked) == 1 and asked[0] is logits
+def test_greedy_rows_believe_the_forward_pass() -> None:
+    rows, best = [_row(temperature=0.0)] * 2, torch.tensor([5, 7])
+    for kind in (HostSampler, DeviceSampler):
+        tokens, _ = kind(_VOCAB, [_EOS]).sample(_logits(2), rows, best).to_host()
+        assert tokens == [5, 7], "else the largest were looked for twice"
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

@@ -1,5 +1,6 @@
 // Runs every native kernel on odd sizes with several threads, and the thread team under two callers at once; built with
 // the address or the thread sanitizer by test_sanitizers.py. Prints "ok" at its end.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -41,7 +42,7 @@ void run_linear(Storage storage, int rows, int out, int in) {
   const Matrix matrix{storage, blocks.data(), out, in};
   if (is_dense(storage)) {
     pack_dense(w.data(), storage, out, in, 0, blocks.data());
-    dense_linear(x.data(), in, rows, matrix, bias.data(), nullptr, y.data());
+    dense_linear(x.data(), in, rows, matrix, bias.data(), nullptr, y.data(), nullptr);
     dense_row(matrix, out - 1, row.data());
   } else {
     pack_floats(w.data(), storage, out, in, 0, blocks.data());
@@ -49,6 +50,15 @@ void run_linear(Storage storage, int rows, int out, int in) {
     dequantize_row(matrix, out - 1, row.data());
   }
   for (const float v : y) require(std::isfinite(v), "linear is finite");
+  Best best(y.data(), rows, out);
+  std::vector<int64_t> index(rows);
+  const auto run = is_dense(storage) ? dense_linear : linear;
+  run(x.data(), in, rows, matrix, bias.data(), nullptr, y.data(), &best);
+  best.finish(index.data());
+  for (int r = 0; r < rows; ++r) {
+    const auto first = y.begin() + static_cast<int64_t>(r) * out;
+    require(std::max_element(first, first + out) - first == index[r], "the largest output is found");
+  }
   for (int i = 0; i < in; ++i) require(std::fabs(row[i] - w[static_cast<size_t>(out - 1) * in + i]) < 0.1f, "rows come back");
 }
 

@@ -69,6 +69,26 @@ def test_equals_its_twin(
     assert found.shape == (rows, outputs)
     if rows:
         assert_close(found, multiply_twin(x, matrix, bias))
+        again, best = matrix.multiply_best(x, bias)
+        assert torch.equal(again, found) and torch.equal(best, found.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("storage", [INT4, INT8, *FLOATS.values()])
+def test_the_largest_output_is_the_first_of_equals_or_of_nans(
+    library: Library, storage: int
+) -> None:
+    library.quick["pp_set_threads"](2)
+    weights = torch.ones(5000, 64)
+    matrix, x, bias = packed(library, storage, weights), torch.ones(40, 64), torch.zeros(5000)
+    assert matrix.multiply_best(x, None)[1].tolist() == [0] * 40
+    bias[[4990, 3001]] = 5.0
+    assert matrix.multiply_best(x, bias)[1].tolist() == [3001] * 40
+    bias[[4995, 4999]] = float("nan")
+    assert matrix.multiply_best(x, bias)[1].tolist() == [4995] * 40
+    x[7] = float("inf")
+    found = matrix.multiply_best(x, None)[1].tolist()
+    assert found == [0] * 40, "an infinite row is NaN or infinite everywhere"
+    assert matrix.multiply_best(x[:0], None)[1].shape == (0,)
 
 
 @pytest.mark.parametrize("storage", [INT4, INT8])

@@ -101,7 +101,7 @@ def test_prefill_mixed_and_decode_steps_equal_a_plain_forward(model: Decoder) ->
         parts = [Part(LONG, a, b, [3, 1]), Part(SHORT, c, d, [4])]
         batch = batch_of(mode, [part for part in parts if part.stop > part.start])
         backend.plan(batch)
-        check(model.forward(batch, kv, backend), long[a:b], short[c:d])
+        check(model.forward(batch, kv, backend).values, long[a:b], short[c:d])
 
 
 @torch.inference_mode()
@@ -120,6 +120,8 @@ def test_a_static_batch_of_padding_and_two_rows_equals_a_plain_forward(model: De
         static.fill(step)
         captured.refresh(step)
         captured.use()
-        found = model.forward(static.batch(ForwardMode.DECODE), kv, backend)
+        logits = model.forward(static.batch(ForwardMode.DECODE), kv, backend)
+        found = logits.values
+        assert logits.best is not None and torch.equal(logits.best, found.argmax(dim=-1))
         assert found.isfinite().all()
         check(found[: len(live)], *(logits[-1:] for logits in wanted[2 - len(live) :]))
