@@ -20,6 +20,10 @@ LOOK_TIMEOUT_S = 3.5  # of a head that is there a hundredth is enough
 T = TypeVar("T")
 
 
+class Taken(ConfigurationError):
+    """An application of our name runs on the cluster already."""
+
+
 class NamedRay:
     """Join and leave a cluster. Same shape as LocalRay."""
 
@@ -59,8 +63,8 @@ class NamedRay:
 
     def look(self) -> list[Node]:
         """Its nodes, and those that may come, without joining it: within LOOK_TIMEOUT_S after the
-        import of Ray. Raises ConfigurationError where it does not answer, and where an application
-        of our name runs there.
+        import of Ray. Raises ConfigurationError where it does not answer, and Taken where an
+        application of our name runs there.
         """
         # These imports take a second, which is not the cluster's.
         from ray._private.authentication import authentication_token_setup as token
@@ -113,8 +117,8 @@ class NamedRay:
             f"check its Ray and Python versions and its token, or {self._remedy()}"
         )
 
-    def _taken(self) -> ConfigurationError:
-        return ConfigurationError(
+    def _taken(self) -> Taken:
+        return Taken(
             f"{self.name} already runs an application named {APP_NAME}; stop that one first"
         )
 

@@ -11,7 +11,7 @@ from . import listen
 from .config import ServeConfig
 from .fleet import FleetSpec
 from .nodes import Node, node_types, own_addresses
-from .ray_named import NamedRay
+from .ray_named import NamedRay, Taken
 from .serve_check import Checked, check_cluster, check_offline, check_own_ray
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def _look_at_cluster(request: ServeRequest, types: list[Node]) -> Checked:
     try:
         ray.prepare()
         nodes = ray.look()
+    except Taken:  # a start would be refused for it too
+        raise
     except ConfigurationError as error:
         if types:
             checked = check_cluster(request.fleet, types, is_head_here=False)
