@@ -86,13 +86,12 @@ class Engine:
         """Probe, plan, load and self-check (DESIGN: start-up in order). Raises ConfigurationError
         before weights load. A worker calibrates too: what routes its requests needs its speed.
         """
+        from .calibration import build_calibrated
         from .startup import start
 
         started = start(config, on_progress=on_progress, cores_given=cores_given)
         if not calibrates:
             return cls(started)
-        from .calibration import build_calibrated
-
         return cls(*build_calibrated(started, config, on_progress))
 
     @property

@@ -8,7 +8,6 @@ graphs share. Row counts are read at replay, so that only live rows are computed
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -181,7 +180,7 @@ class _Tape:
         self._library = library
         self._rows = rows  # None while the pass is only followed
         self._is_breakable = is_breakable
-        self._place = place or (lambda index, num_bytes: _untouched(num_bytes))
+        self._place = place or (lambda index, num_bytes: large_zeros(num_bytes))
         self._own: dict[int, int] = {}  # storage -> the last tensor of the capture made in it
         self._storage_at: dict[int, int] = {}  # address that a kernel may be given -> storage
         self._time = 0
@@ -263,14 +262,6 @@ class _Tape:
         own = self._empty(result.shape, result.dtype)
         self.stop(lambda rows: own.copy_(func(*args, **kwargs)), [*given, own])
         return own
-
-
-def _untouched(num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes] that takes addresses and no memory. An allocator would hand out bytes that
-    it has had back, and zero them first.
-    """
-    whole = torch.frombuffer(mmap.mmap(-1, max(1, num_bytes)), dtype=torch.uint8)
-    return whole[:num_bytes]
 
 
 _NEVER = 1 << 60
