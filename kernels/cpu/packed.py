@@ -123,21 +123,10 @@ class PackedMatrix:
 
     def multiply(self, x_RK: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
         """x W^T + bias: float32 [R, K] -> [R, N]. The last axis of x must be contiguous."""
-        _check_rows(x_RK)
-        rows = x_RK.shape[0]
+        rows, given = x_RK.shape[0], self._arguments(x_RK, bias_N)
         out = torch.empty(rows, self.shape[0])
         if rows:
-            self._library.functions(rows)["pp_linear"](
-                x_RK.data_ptr(),
-                x_RK.stride(0),
-                rows,
-                self.blocks.data_ptr(),
-                self.storage,
-                *self.shape,
-                None if bias_N is None else bias_N.data_ptr(),
-                None,
-                out.data_ptr(),
-            )
+            self._library.functions(rows)["pp_linear"](*given, None, out.data_ptr())
         return out
 
     def multiply_best(
@@ -146,27 +135,28 @@ class PackedMatrix:
         """The same [R, N], and int64 [R]: the index of each row's largest output, the first of
         equals or of NaNs, found while the outputs are in caches.
         """
-        _check_rows(x_RK)
-        rows = x_RK.shape[0]
+        rows, given = x_RK.shape[0], self._arguments(x_RK, bias_N)
         out, best = torch.empty(rows, self.shape[0]), torch.empty(rows, dtype=torch.int64)
         if rows:
-            self._library.functions(rows)["pp_linear_best"](
-                x_RK.data_ptr(),
-                x_RK.stride(0),
-                rows,
-                self.blocks.data_ptr(),
-                self.storage,
-                *self.shape,
-                None if bias_N is None else bias_N.data_ptr(),
-                out.data_ptr(),
-                best.data_ptr(),
-            )
+            functions = self._library.functions(rows)
+            functions["pp_linear_best"](*given, out.data_ptr(), best.data_ptr())
         return out, best
 
-
-def _check_rows(x_RK: torch.Tensor) -> None:
-    assert x_RK.dtype == torch.float32, "float32 rows are needed"
-    assert x_RK.stride(1) == 1 or x_RK.shape[1] == 1 or not x_RK.numel(), "rows are contiguous"
+    def _arguments(self, x_RK: torch.Tensor, bias_N: torch.Tensor | None) -> tuple[int | None, ...]:
+        """What both kernels are given first."""
+        assert x_RK.dtype == torch.float32, "float32 rows are needed"
+        assert x_RK.stride(1) == 1 or x_RK.shape[1] == 1 or not x_RK.numel(), "rows are contiguous"
+        bias = None if bias_N is None else bias_N.data_ptr()
+        blocks = self.blocks.data_ptr()
+        return (
+            x_RK.data_ptr(),
+            x_RK.stride(0),
+            x_RK.shape[0],
+            blocks,
+            self.storage,
+            *self.shape,
+            bias,
+        )
 
 
 def multiply_twin(
