@@ -124,13 +124,13 @@ def plain_forward(model: Decoder, token_ids: list[int]) -> torch.Tensor:
 
 def _head(layer: Linear, x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Logits float32. Some rows at a time: the largest matrix of a small model, in new memory,
-    takes as long to touch as to compute.
+    takes as long to touch as to compute. Their place is taken first: parts that outlive the copies
+    of weights would lie in the gaps that the next copies need.
     """
-    parts = []
+    logits = torch.empty(x.shape[0], config.vocab_size, dtype=torch.float32, device=x.device)
     for ids in torch.arange(config.vocab_size, device=x.device).split(HEAD_ROWS):
-        parts.append(linear(x, layer.rows(ids).to(x.dtype)))
-    logits = torch.cat(parts, dim=1)
-    return (logits if layer.bias is None else logits + layer.bias).float()
+        logits[:, ids[0] : ids[-1] + 1] = linear(x, layer.rows(ids).to(x.dtype))
+    return logits if layer.bias is None else logits + layer.bias
 
 
 def _apply(layer: Linear, x: torch.Tensor) -> torch.Tensor:

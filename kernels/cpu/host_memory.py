@@ -16,6 +16,7 @@ import torch
 
 LARGE_PAGE = 2 << 20  # bytes, on x86-64 and on aarch64 with pages of 4 KiB
 LEAST = 16 << 20  # bytes; smaller blocks would leave much of their large pages unused
+OWN = 1 << 20  # bytes from which a block has pages of its own
 REGION = LEAST  # small blocks of weights share regions of so many bytes
 ALIGNMENT = 64  # bytes, a cache line
 
@@ -44,15 +45,23 @@ class HostMemory:
 
 def large_zeros(num_bytes: int) -> torch.Tensor:
     """uint8 [num_bytes], all 0, aligned to cache lines; from LEAST bytes on it has large pages of
-    its own. Untouched pages take no memory. Raises OSError or MemoryError where there is no room.
+    its own. Untouched pages take no memory: from OWN bytes on the system is asked, because the C
+    library would hand out, and zero, what it has had back. Raises OSError or MemoryError where
+    there is no room.
     """
-    if num_bytes < LEAST:
+    if num_bytes < OWN:
         return _aligned(torch.from_numpy(np.zeros(num_bytes + ALIGNMENT, np.uint8)), num_bytes)
-    memory = mmap.mmap(-1, num_bytes + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if num_bytes < LEAST:
+        return torch.frombuffer(_mapped(num_bytes), dtype=torch.uint8)[:num_bytes]
+    memory = _mapped(num_bytes + LARGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without large pages: small ones do, slower
             memory.madvise(mmap.MADV_HUGEPAGE)
     return _aligned(torch.frombuffer(memory, dtype=torch.uint8), num_bytes, LARGE_PAGE)
+
+
+def _mapped(num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _aligned(whole: torch.Tensor, num_bytes: int, alignment: int = ALIGNMENT) -> torch.Tensor:
