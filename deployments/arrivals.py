@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .autoscaling import Tokens
+from .autoscaling_pools import Tokens
 
 WINDOW_S = 30.0
 BUCKET_S = 1.0

@@ -4,101 +4,27 @@ workers are, and what they cost. `autoscaling_serve.py` asks them in Ray Serve's
 
 The rule (docs/autoscaling.md): the pools together must take what arrives at `max_utilization` of
 their speed, and work off what waits within `target_queue_s`. Of all fleets that do, the cheapest is
-wanted; with `prefer`, pools are filled in that order. More workers are asked for at once, fewer
-only when no larger number was wanted for `scale_down_delay_s`.
+wanted; with `prefer`, pools are filled in that order. What only some pools can serve is spread over
+those first (`autoscaling_shares.py`). A pool whose workers do not come counts with those it has.
+More workers are asked for at once, fewer only when no larger number was wanted for
+`scale_down_delay_s`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from operator import mul
 from typing import Any
 
-from ..runtime.errors import ConfigurationError
+from .autoscaling_pools import Bound, Demand, PoolState, ScalingRules, Tokens
+from .autoscaling_shares import Shares, spread, workers_alone
 
 MAX_FLEETS = 4096  # that are compared one by one; beyond, pools are filled by price of their work
-PATIENCE = 1.0  # of the shortest cold start: what waits counts over this and target_queue_s
 FULL = 0.95  # of the fleet's speed: no more workers are asked for while this would do
 SHARED_TOKENS_S = 100.0  # of a pool that never ran, beside none that did
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolRules:
-    """What a pool may have, and what it costs."""
-
-    min_workers: int = 1
-    max_workers: int = 1
-    price: float = 1.0  # of one worker for an hour, in any currency
-    cold_start_s: float = 60.0  # from the wish for a worker to its first token
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_workers <= self.max_workers or self.max_workers < 1:
-            raise ConfigurationError(
-                f"min_workers {self.min_workers} and max_workers {self.max_workers}: give at least "
-                "0 and 1, and not less than min_workers as max_workers"
-            )
-        if not (self.price > 0 and self.cold_start_s > 0):
-            raise ConfigurationError(
-                f"price {self.price:g} and cold_start_s {self.cold_start_s:g} must be above 0"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScalingRules:
-    """How a model's pools follow its load."""
-
-    target_queue_s: float = 5.0  # a new answer should not wait longer than this for a worker
-    scale_down_delay_s: float = 120.0  # a worker that has not been wanted for so long goes
-    max_utilization: float = 0.75  # of the fleet's measured speed that what arrives may take
-    prefer: tuple[str, ...] = ()  # pools in the order in which they are filled
-
-    def __post_init__(self) -> None:
-        if not (self.target_queue_s > 0 and self.scale_down_delay_s >= 0):
-            raise ConfigurationError(
-                f"target_queue_s {self.target_queue_s:g} must be above 0, and scale_down_delay_s "
-                f"{self.scale_down_delay_s:g} not below"
-            )
-        if not 0 < self.max_utilization <= 1:
-            raise ConfigurationError(
-                f"max_utilization is {self.max_utilization:g}; it must be above 0 and at most 1"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens:
-    """Of prompts, and of answers still to come."""
-
-    prompt: float = 0.0
-    new: float = 0.0
-
-    def seconds(self, pool: PoolState) -> float:
-        """That one worker of the pool takes for them, with as many at once as suit it."""
-        return self.prompt / pool.prefill_tokens_s + self.new / pool.decode_tokens_s
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
-    """Of one model, at all gateways together; or the part of it that not every pool can serve."""
-
-    arriving: Tokens = field(default_factory=Tokens)  # a second, lately
-    waiting: Tokens = field(default_factory=Tokens)  # of answers that no worker has begun
-    num_unfinished: int = 0  # answers that wait or run
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolState:
-    """A pool as it is. Speeds are one worker's, of all its requests together; 0.0 unknown."""
-
-    rules: PoolRules
-    ready: int
-    target: int  # what Serve works towards: ready ones and those on their way
-    prefill_tokens_s: float = 0.0
-    decode_tokens_s: float = 0.0
-    bound: Demand = field(default_factory=Demand)  # its own: some other pools cannot serve it
-
 
 Memory = dict[str, list[tuple[float, int]]]
 """Of each pool: when which numbers were wanted, falling, so that the first is the largest since."""
@@ -122,42 +48,82 @@ class Scaling:
         }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Case:
+    """What one decision is about."""
+
+    rules: ScalingRules
+    pools: Mapping[str, PoolState]
+    needs: Mapping[str, float]  # workers of each pool that alone would do for what all can serve
+    bound: Bound
+    least: int  # workers in all
+
+    def spread(self, limits: Mapping[str, int], utilization: float | None = None) -> Shares:
+        return spread(self.rules, self.pools, self.bound, limits, utilization=utilization)
+
+    def counted(self, fleet: Mapping[str, int]) -> dict[str, int]:
+        """Without the workers that do not come."""
+        return {name: min(count, self.pools[name].ceiling) for name, count in fleet.items()}
+
+
 def scale(
     rules: ScalingRules,
     pools: Mapping[str, PoolState],
     demand: Demand,
     memory: Memory,
     now_s: float,
+    bound: Bound | None = None,
 ) -> Scaling:
-    """Workers for each pool of one model. `now_s` is any clock that only goes forward."""
-    pools = {name: _with_floor(rules, pool) for name, pool in with_speeds(pools).items()}
-    needs = {name: _need(rules, pool, demand, pools) for name, pool in pools.items()}
-    lean = _fleet(rules, pools, needs, demand)
+    """Workers for each pool of one model. `demand` is what every pool can serve, `bound` what only
+    some can. `now_s` is any clock that only goes forward.
+    """
+    pools = with_speeds(pools)
+    case = _Case(
+        rules=rules,
+        pools=pools,
+        needs=workers_alone(rules, demand, pools),
+        bound=bound or {},
+        least=1 if demand.num_unfinished else 0,
+    )
+    lean = _lean(case)
     delay_s = rules.scale_down_delay_s
     kept = {
         name: _remember(memory.get(name, [(now_s, pool.target)]), lean[name], now_s, delay_s)
         for name, pool in pools.items()
     }
-    targets = _calm(rules, pools, needs, lean, {name: kept[name][0][1] for name in pools})
+    targets = _calm(case, lean, {name: kept[name][0][1] for name in pools})
     queue_s = expected_queue_s(pools, demand.waiting)
-    why = _why(pools, needs, lean, targets)
-    return Scaling(targets=targets, memory=kept, queue_s=queue_s, why=why)
+    return Scaling(targets=targets, memory=kept, queue_s=queue_s, why=_why(case, lean, targets))
 
 
-def _calm(
-    rules: ScalingRules,
-    pools: Mapping[str, PoolState],
-    needs: Mapping[str, float],
-    lean: Mapping[str, int],
-    largest: Mapping[str, int],
-) -> dict[str, int]:
+def _lean(case: _Case) -> dict[str, int]:
+    """The cheapest fleet of workers that may be counted on; and of pools whose workers do not come
+    what one would like to have, so that they are used when they can be.
+    """
+    most = {name: pool.rules.max_workers for name, pool in case.pools.items()}
+    sure = case.counted(most)
+    fleet = _fleet(case, sure)
+    if sure != most:
+        hoped = _fleet(case, most)
+        fleet |= {n: max(fleet[n], hoped[n]) for n in fleet if sure[n] < most[n]}
+    return fleet
+
+
+def _calm(case: _Case, lean: Mapping[str, int], largest: Mapping[str, int]) -> dict[str, int]:
     """What is there, less what was not wanted for the whole delay; and the lean fleet besides when
     that would be too little even when full.
     """
-    stays = {name: _within(pool, min(pool.target, largest[name])) for name, pool in pools.items()}
-    least_needs = {name: need * rules.max_utilization / FULL for name, need in needs.items()}
-    is_enough = covers(stays, least_needs) and sum(stays.values()) >= min(1, sum(lean.values()))
-    return stays if is_enough else {name: max(stays[name], lean[name]) for name in pools}
+    stays = {n: _within(p, min(p.target, largest[n])) for n, p in case.pools.items()}
+    there = case.counted(stays)
+    shares = case.spread(there, FULL)
+    by = case.rules.max_utilization / FULL
+    least_needs = {name: need * by for name, need in case.needs.items()}
+    is_enough = (
+        covers(there, least_needs, shares.taken)
+        and not any(shares.left.values())
+        and sum(there.values()) >= min(1, sum(lean.values()))
+    )
+    return stays if is_enough else {name: max(stays[name], lean[name]) for name in lean}
 
 
 def _within(pool: PoolState, count: int) -> int:
@@ -179,17 +145,6 @@ def with_speeds(pools: Mapping[str, PoolState]) -> dict[str, PoolState]:
     return found
 
 
-def _with_floor(rules: ScalingRules, pool: PoolState) -> PoolState:
-    """With the workers that its own demand needs as its least."""
-    bound, own = pool.bound, pool.rules
-    if not bound.num_unfinished:
-        return pool
-    load = bound.arriving.seconds(pool) / rules.max_utilization
-    load += bound.waiting.seconds(pool) / (rules.target_queue_s + PATIENCE * own.cold_start_s)
-    floor = min(max(1, own.min_workers, math.ceil(load - 1e-9)), own.max_workers)
-    return replace(pool, rules=replace(own, min_workers=floor))
-
-
 def expected_queue_s(pools: Mapping[str, PoolState], waiting: Tokens) -> float:
     """Seconds until the ready workers have worked off what waits; infinity when there are none."""
     if not (waiting.prompt or waiting.new):
@@ -198,73 +153,57 @@ def expected_queue_s(pools: Mapping[str, PoolState], waiting: Tokens) -> float:
     return 1.0 / speed if speed else math.inf
 
 
-def _need(
-    rules: ScalingRules, pool: PoolState, demand: Demand, pools: Mapping[str, PoolState]
-) -> float:
-    """Workers of this pool that would do if there were no other; not a whole number.
-
-    What waits now is worked off meanwhile by the workers that are there or coming, so it counts
-    over a part of the time that a new one takes to come.
-    """
-    cold_start_s = min(each.rules.cold_start_s for each in pools.values())
-    patience_s = rules.target_queue_s + PATIENCE * cold_start_s
-    load = demand.arriving.seconds(pool) / rules.max_utilization
-    return load + demand.waiting.seconds(pool) / patience_s
-
-
-def _fleet(
-    rules: ScalingRules,
-    pools: Mapping[str, PoolState],
-    needs: Mapping[str, float],
-    demand: Demand,
-) -> dict[str, int]:
+def _fleet(case: _Case, limits: Mapping[str, int]) -> dict[str, int]:
     """The cheapest numbers that cover the needs, or, with `prefer`, the first pools filled up."""
-    least = 1 if demand.num_unfinished else 0
+    pools, rules, needs = case.pools, case.rules, case.needs
+    shares = case.spread(limits)
     if rules.prefer:
         order = [*rules.prefer, *(name for name in pools if name not in rules.prefer)]
-        return _filled([name for name in order if name in pools], pools, needs, least)
-    spans = [pool.rules.max_workers - pool.rules.min_workers + 1 for pool in pools.values()]
-    if math.prod(spans) > MAX_FLEETS:
+        return _filled([name for name in order if name in pools], case, shares, limits)
+    if math.prod(limits[name] - shares.wanted[name] + 1 for name in pools) > MAX_FLEETS:
         order = sorted(pools, key=lambda name: pools[name].rules.price * needs[name])
-        return _filled(order, pools, needs, least)
-    found = min(_fleets(list(pools), pools, needs, least), default=None)
-    if found is None:
-        return {name: pool.rules.max_workers for name, pool in pools.items()}
-    return dict(zip(pools, found[2], strict=True))
+        return _filled(order, case, shares, limits)
+    found = min(_fleets(case, shares, limits), default=None)
+    return dict(limits) if found is None else dict(zip(pools, found[2], strict=True))
 
 
 def _fleets(
-    names: Sequence[str], pools: Mapping[str, PoolState], needs: Mapping[str, float], least: int
+    case: _Case, shares: Shares, limits: Mapping[str, int]
 ) -> Iterator[tuple[float, int, tuple[int, ...]]]:
     """Price, size and numbers of every fleet that is enough and no larger in its last pool."""
-    rules = [pools[name].rules for name in names]
-    prices = [rule.price for rule in rules]
-    parts = [1.0 / needs[name] if needs[name] else math.inf for name in names]  # that one covers
-    last = rules[-1]
-    for counts in product(*(range(r.min_workers, r.max_workers + 1) for r in rules[:-1])):
-        done = sum(n * part for n, part in zip(counts, parts[:-1], strict=True) if n)
-        lacking = math.ceil((1.0 - done) / parts[-1] - 1e-9) if done < 1.0 else 0
-        rest = max(last.min_workers, lacking, least - sum(counts))
-        if rest <= last.max_workers:
+    *names, last = case.pools
+    prices = [pool.rules.price for pool in case.pools.values()]
+    parts = [1.0 / need if need else math.inf for need in case.needs.values()]  # that one covers
+    taken, least = [shares.taken[name] for name in case.pools], shares.wanted[last]
+    for counts in product(*(range(shares.wanted[n], limits[n] + 1) for n in names)):
+        done = sum((n - t) * p for n, t, p in zip(counts, taken, parts, strict=False) if n > t)
+        lacking = math.ceil((1.0 - done) / parts[-1] + taken[-1] - 1e-9) if done < 1.0 else 0
+        rest = max(least, lacking, case.least - sum(counts))
+        if rest <= limits[last]:
             fleet = (*counts, rest)
             yield sum(map(mul, fleet, prices)), sum(fleet), fleet
 
 
-def covers(fleet: Mapping[str, int], needs: Mapping[str, float]) -> bool:
-    """Whether these workers together do what each pool alone would need `needs` workers for."""
+def covers(
+    fleet: Mapping[str, int], needs: Mapping[str, float], taken: Mapping[str, float]
+) -> bool:
+    """Whether these workers, without the part of them that is `taken`, together do what each pool
+    alone would need `needs` workers for.
+    """
     if not any(needs.values()):
         return True
-    return sum(count / needs[name] for name, count in fleet.items()) >= 1.0 - 1e-9
+    free = {name: max(0.0, count - taken[name]) for name, count in fleet.items()}
+    return sum(free[name] / needs[name] for name in fleet) >= 1.0 - 1e-9
 
 
 def _filled(
-    order: Sequence[str], pools: Mapping[str, PoolState], needs: Mapping[str, float], least: int
+    order: list[str], case: _Case, shares: Shares, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """One pool after the other up to its ceiling, until the needs are covered."""
-    fleet = {name: pool.rules.min_workers for name, pool in pools.items()}
+    fleet = dict(shares.wanted)
     for name in order:
-        while fleet[name] < pools[name].rules.max_workers and (
-            sum(fleet.values()) < least or not covers(fleet, needs)
+        while fleet[name] < limits[name] and (
+            sum(fleet.values()) < case.least or not covers(fleet, case.needs, shares.taken)
         ):
             fleet[name] += 1
     return fleet
@@ -278,16 +217,16 @@ def _remember(
     return [*fresh, (now_s, count)]
 
 
-def _why(
-    pools: Mapping[str, PoolState],
-    needs: Mapping[str, float],
-    lean: Mapping[str, int],
-    targets: Mapping[str, int],
-) -> str:
+def _why(case: _Case, lean: Mapping[str, int], targets: Mapping[str, int]) -> str:
     parts: list[str] = []
-    for name, pool in pools.items():
-        said = f"{name}: {pool.ready} ready, {needs[name]:.2f} alone would do, {lean[name]} wanted"
-        own = pool.bound.num_unfinished
-        said += f", {own} answers that not every pool can give" if own else ""
-        parts.append(said + (f", {targets[name]} kept" if targets[name] > lean[name] else ""))
+    for name, pool in case.pools.items():
+        need = case.needs[name]
+        said = f"{name}: {pool.ready} ready, {need:.2f} alone would do, {lean[name]} wanted"
+        said += f", {targets[name]} kept" if targets[name] > lean[name] else ""
+        late = pool.ceiling < pool.rules.max_workers
+        parts.append(said + (f", no more come for {pool.lacking_s:.0f} s" if late else ""))
+    for able, demand in case.bound.items():
+        if demand.num_unfinished:
+            pools = " or ".join(sorted(able))
+            parts.append(f"{demand.num_unfinished} answers that only {pools} can give")
     return "; ".join(parts)

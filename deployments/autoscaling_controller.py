@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .autoscaling import Scaling
-from .autoscaling_report import Numbers, PoolView, decide
+from .autoscaling_pools import lack
+from .autoscaling_report import KINDS, Numbers, PoolView, decide
 
 logger = logging.getLogger("polypath.autoscaling")
 
@@ -104,7 +105,11 @@ def _decide(contexts: Contexts, now_s: float) -> Decision:
         return {}, kept
     keys = {key.name: key for key in contexts}
     views = {
-        key.name: PoolView(ready=each.current_num_replicas, target=each.target_num_replicas)
+        key.name: PoolView(
+            ready=each.current_num_replicas,
+            target=each.target_num_replicas,
+            lacking_s=_lacking_s(kept[key], each, now_s),
+        )
         for key, each in contexts.items()
     }
     memories = {key.name: kept[key].get("wanted", []) for key in contexts}
@@ -118,13 +123,22 @@ def _decide(contexts: Contexts, now_s: float) -> Decision:
     return targets, kept
 
 
+def _lacking_s(kept: dict[str, Any], context: Any, now_s: float) -> float:
+    """For how long a deployment has had too few workers without getting one more; noted in what
+    Serve keeps for us.
+    """
+    ready, target = context.current_num_replicas, context.target_num_replicas
+    found = kept["lack"] = lack(kept.get("lack"), ready, target, now_s)
+    return 0.0 if found is None else now_s - found[0]
+
+
 def fresh_reports(contexts: Contexts, now_s: float) -> list[Numbers]:
     """The newest numbers of every gateway that still sends some."""
     found: dict[str, Numbers] = {}
     sent: dict[str, float] = {}
     for context in contexts.values():
         for name, by_replica in (context.raw_metrics or {}).items():
-            if not name.startswith(("model/", "pool/")):
+            if not name.startswith(KINDS):
                 continue
             for replica, series in by_replica.items():
                 if series:

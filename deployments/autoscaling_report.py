@@ -1,7 +1,8 @@
 """What gateways tell the scaling policy: plain numbers by name, since Serve's controller carries
 nothing else. The rules travel with the load, so the policy needs no configuration of its own.
 
-Names are `model/NUMBER/FIELD` and `pool/NUMBER/DEPLOYMENT/FIELD`.
+Names are `model/NUMBER/FIELD`, `pool/NUMBER/DEPLOYMENT/FIELD`, and, of demand that only some pools
+can serve, `bound/NUMBER/DEPLOYMENT+DEPLOYMENT/FIELD`.
 """
 
 from __future__ import annotations
@@ -11,23 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .autoscaling import (
-    Demand,
-    Memory,
-    PoolRules,
-    PoolState,
-    Scaling,
-    ScalingRules,
-    Tokens,
-    scale,
-)
+from .autoscaling import Memory, Scaling, scale
+from .autoscaling_pools import Demand, PoolRules, PoolState, ScalingRules, Tokens
 
 if TYPE_CHECKING:
     from .fleet import FleetSpec, ModelSpec
     from .gateway import ServedModel
+    from .waiting import Able
 
 Numbers = dict[str, float]
 NOT_PREFERRED = -1.0
+KINDS = ("model/", "pool/", "bound/")  # of what is reported
+AND = "+"  # no deployment has it in its name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +32,12 @@ class PoolView:
 
     ready: int
     target: int
+    lacking_s: float = 0.0  # for so long it has had fewer than its target, and got none
 
 
 @dataclass(kw_only=True, slots=True)
-class PoolWish:
-    """All that was reported of one pool, and of the model it belongs to."""
+class Wish:
+    """All that was reported of one thing: a model, a pool, or demand."""
 
     numbers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -85,33 +82,39 @@ def numbers_of(
             "ready": sum(worker.pool == pool.name for worker in served.workers.values()),
             "prefill_tokens_s": speeds[0],
             "decode_tokens_s": speeds[1],
-            **demand_fields(demands.get(pool.name, Demand()), "bound_"),
         }
         for name, value in values.items():
             found[f"pool/{number}/{names[pool.name]}/{name}"] = float(value)
+    for able, demand in demands.items():
+        if able is not None:
+            which = AND.join(sorted(names[pool] for pool in able))
+            for name, value in demand_fields(demand).items():
+                found[f"bound/{number}/{which}/{name}"] = float(value)
     return found
 
 
-def demands_of(served: ServedModel, now_s: float) -> dict[str | None, Demand]:
-    """What waits and runs, by the pool whose demand it is; None: any pool may serve it."""
+def demands_of(served: ServedModel, now_s: float) -> dict[Able, Demand]:
+    """What waits and runs, by the pools that can serve it; what runs, and not every pool could
+    have begun, needs the one where it is.
+    """
     found = served.line.demands(now_s)
     for worker in served.workers.values():
         for job in worker.jobs:
-            pool = worker.pool if job.is_bound else None
-            now = found.get(pool, Demand())
+            able = frozenset({worker.pool}) if job.is_bound else None
+            now = found.get(able, Demand())
             waiting = replace(now.waiting, prompt=now.waiting.prompt + job.num_uncomputed)
-            found[pool] = replace(now, waiting=waiting, num_unfinished=now.num_unfinished + 1)
+            found[able] = replace(now, waiting=waiting, num_unfinished=now.num_unfinished + 1)
     return found
 
 
-def demand_fields(demand: Demand, prefix: str = "") -> dict[str, float]:
+def demand_fields(demand: Demand) -> dict[str, float]:
     """As numbers by name."""
     return {
-        f"{prefix}arriving_prompt": demand.arriving.prompt,
-        f"{prefix}arriving_new": demand.arriving.new,
-        f"{prefix}waiting_prompt": demand.waiting.prompt,
-        f"{prefix}waiting_new": demand.waiting.new,
-        f"{prefix}unfinished": demand.num_unfinished,
+        "arriving_prompt": demand.arriving.prompt,
+        "arriving_new": demand.arriving.new,
+        "waiting_prompt": demand.waiting.prompt,
+        "waiting_new": demand.waiting.new,
+        "unfinished": demand.num_unfinished,
     }
 
 
@@ -139,25 +142,28 @@ def decide(
     `views` and `memories` are by deployment; one that Serve does not scale has no view, and counts
     with what it has.
     """
-    models: dict[str, PoolWish] = defaultdict(PoolWish)
-    pools: dict[str, dict[str, PoolWish]] = defaultdict(lambda: defaultdict(PoolWish))
+    models: dict[str, Wish] = defaultdict(Wish)
+    pools: dict[str, dict[str, Wish]] = defaultdict(lambda: defaultdict(Wish))
+    bound: dict[str, dict[str, Wish]] = defaultdict(lambda: defaultdict(Wish))
     for numbers in reports:
         for name, value in numbers.items():
             kind, number, *rest = name.split("/")
-            wish = models[number] if kind == "model" else pools[number][rest[0]]
+            several = pools if kind == "pool" else bound
+            wish = models[number] if kind == "model" else several[number][rest[0]]
             wish.numbers[rest[-1]].append(value)
     found: dict[str, Scaling] = {}
     for number, wish in models.items():
+        demands = {frozenset(s.split(AND)): _demand(own) for s, own in bound[number].items()}
         ordered = [name for name in views if name in pools[number]]
         ordered += [name for name in pools[number] if name not in views]
         states = {name: _state(pools[number][name], views.get(name)) for name in ordered}
         memory: Memory = {name: memories[name] for name in ordered if memories.get(name)}
         rules = _rules(wish, pools[number])
-        found[number] = scale(rules, states, _demand(wish), memory, now_s)
+        found[number] = scale(rules, states, _demand(wish), memory, now_s, demands)
     return found
 
 
-def _rules(wish: PoolWish, pools: Mapping[str, PoolWish]) -> ScalingRules:
+def _rules(wish: Wish, pools: Mapping[str, Wish]) -> ScalingRules:
     preferred = [name for name, pool in pools.items() if pool.most("order") != NOT_PREFERRED]
     return ScalingRules(
         target_queue_s=wish.most("target_queue_s"),
@@ -167,19 +173,18 @@ def _rules(wish: PoolWish, pools: Mapping[str, PoolWish]) -> ScalingRules:
     )
 
 
-def _demand(wish: PoolWish, prefix: str = "") -> Demand:
+def _demand(wish: Wish) -> Demand:
     def tokens(what: str) -> Tokens:
-        names = f"{prefix}{what}_prompt", f"{prefix}{what}_new"
-        return Tokens(prompt=wish.total(names[0]), new=wish.total(names[1]))
+        return Tokens(prompt=wish.total(f"{what}_prompt"), new=wish.total(f"{what}_new"))
 
     return Demand(
         arriving=tokens("arriving"),
         waiting=tokens("waiting"),
-        num_unfinished=round(wish.total(f"{prefix}unfinished")),
+        num_unfinished=round(wish.total("unfinished")),
     )
 
 
-def _state(wish: PoolWish, view: PoolView | None) -> PoolState:
+def _state(wish: Wish, view: PoolView | None) -> PoolState:
     ready = round(wish.most("ready"))
     rules = PoolRules(
         min_workers=round(wish.most("min_workers")),
@@ -193,5 +198,5 @@ def _state(wish: PoolWish, view: PoolView | None) -> PoolState:
         target=rules.max_workers if view is None else view.target,
         prefill_tokens_s=wish.mean("prefill_tokens_s"),
         decode_tokens_s=wish.mean("decode_tokens_s"),
-        bound=_demand(wish, "bound_"),
+        lacking_s=0.0 if view is None else view.lacking_s,
     )

@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from .answer_length import AnswerLength
 from .arrivals import Arrivals
-from .autoscaling import Demand, Memory, PoolState, ScalingRules, Tokens, scale
+from .autoscaling import Memory, scale
+from .autoscaling_pools import Demand, Lack, PoolState, ScalingRules, Tokens, lack
 from .autoscaling_simulator import Look
 
 
@@ -20,39 +21,55 @@ class OurScaler:
     def __init__(self, rules: ScalingRules) -> None:
         self._rules = rules
         self._memory: Memory = {}
-        self._arrivals = Arrivals()
+        self._arrivals: dict[frozenset[str] | None, Arrivals] = {None: Arrivals()}
         self._lengths = AnswerLength()
+        self._lacks: dict[str, Lack | None] = {}
 
     def targets(self, look: Look) -> dict[str, int]:
         for done in look.finished:
             self._lengths.observe(done.num_new)
         guess = self._lengths.mean
         for arrival in look.arrived:
-            self._arrivals.add(arrival.num_prompt, guess, arrival.time_s)
-        demand = Demand(
-            arriving=self._arrivals.rate(look.now_s),
-            waiting=Tokens(
-                prompt=sum(arrival.num_prompt for arrival in look.waiting),
-                new=guess * len(look.waiting),
-            ),
-            num_unfinished=len(look.waiting) + sum(look.running.values()),
-        )
-        found = scale(self._rules, _states(look), demand, self._memory, look.now_s)
+            arrivals = self._arrivals.setdefault(arrival.able, Arrivals())
+            arrivals.add(arrival.num_prompt, guess, arrival.time_s)
+        states = {name: self._state(name, look) for name in look.pools}
+        bound = self._bound(look, guess)
+        num_running = sum(look.running.values()) - sum(look.num_bound.values())
+        demand = self._demand(None, look, guess, num_running)
+        found = scale(self._rules, states, demand, self._memory, look.now_s, bound)
         self._memory = found.memory
         return found.targets
 
+    def _bound(self, look: Look, guess: float) -> dict[frozenset[str], Demand]:
+        """As a gateway tells it: what runs needs the pool where it is."""
+        running = {frozenset({name}): count for name, count in look.num_bound.items()}
+        sets = {able for able in [*running, *self._arrivals] if able is not None}
+        return {able: self._demand(able, look, guess, running.get(able, 0)) for able in sets}
 
-def _states(look: Look) -> dict[str, PoolState]:
-    return {
-        name: PoolState(
+    def _demand(
+        self, able: frozenset[str] | None, look: Look, guess: float, num_running: int
+    ) -> Demand:
+        waiting = [each for each in look.waiting if each.able == able]
+        arrivals = self._arrivals.get(able)
+        return Demand(
+            arriving=Tokens() if arrivals is None else arrivals.rate(look.now_s),
+            waiting=Tokens(
+                prompt=sum(arrival.num_prompt for arrival in waiting), new=guess * len(waiting)
+            ),
+            num_unfinished=len(waiting) + num_running,
+        )
+
+    def _state(self, name: str, look: Look) -> PoolState:
+        pool, ready, target = look.pools[name], look.ready[name], look.target[name]
+        found = self._lacks[name] = lack(self._lacks.get(name), ready, target, look.now_s)
+        return PoolState(
             rules=pool.rules,
-            ready=look.ready[name],
-            target=look.target[name],
+            ready=ready,
+            target=target,
             prefill_tokens_s=pool.speeds.prefill_tokens_s,
             decode_tokens_s=pool.speeds.decode_tokens_s(pool.concurrency),
+            lacking_s=0.0 if found is None else look.now_s - found[0],
         )
-        for name, pool in look.pools.items()
-    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

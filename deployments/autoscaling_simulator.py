@@ -4,12 +4,14 @@ time and by rules that are stated here.
 A worker runs up to `concurrency` answers; an answer that begins as the n-th beside others takes
 n times its prompt's prefill and a decode step of n rows for each token, so that a full worker has
 its measured speed. Answers wait in one line, first come first served, and go to the free worker
-that would be done first. A worker is paid for from the wish for it until its last answer ends.
+that would be done first; one that only some pools can serve keeps no place from others. A worker is
+paid for from the wish for it until its last answer ends.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from itertools import count
 from typing import Protocol
 
 from ..runtime.speeds import Speeds
-from .autoscaling import PoolRules
+from .autoscaling_pools import PoolRules
 
 TICK_S = 1.0  # between two looks of the policy
 
@@ -29,6 +31,7 @@ class Arrival:
     time_s: float
     num_prompt: int
     num_new: int
+    able: frozenset[str] | None = None  # the pools that can serve it; None: all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,7 @@ class SimulatedPool:
     rules: PoolRules
     speeds: Speeds
     concurrency: int
+    num_places: float = math.inf  # workers beyond these are wanted in vain: no node has room
 
     def seconds(self, arrival: Arrival, rows: int) -> float:
         """From start to last token, as one of `rows`."""
@@ -66,6 +70,7 @@ class Look:
     ready: dict[str, int]
     target: dict[str, int]
     running: dict[str, int]  # answers by pool
+    num_bound: dict[str, int]  # of those, what not every pool can serve
     waiting: Sequence[Arrival]
     arrived: Sequence[Arrival]  # since the last look
     finished: Sequence[Arrival]  # since the last look
@@ -181,21 +186,32 @@ class _Run:
             self._end(worker, now_s)
 
     def _start_all(self, now_s: float) -> None:
-        while self._line:
-            worker = self._fastest_free(self._line[0], now_s)
+        full: set[frozenset[str] | None] = set()
+        place = 0
+        while place < len(self._line) and None not in full:
+            arrival = self._line[place]
+            worker = None if arrival.able in full else self._fastest_free(arrival, now_s)
             if worker is None:
-                return
-            arrival = self._line.popleft()
-            worker.busy += 1
-            self.outcome.waits_s.append(now_s - arrival.time_s)
-            end_s = now_s + self._pools[worker.pool].seconds(arrival, worker.busy)
-            heapq.heappush(self._ends, (end_s, next(self._numbers), worker, arrival))
+                full.add(arrival.able)
+                place += 1
+            else:
+                del self._line[place]
+                self._start(arrival, worker, now_s)
+
+    def _start(self, arrival: Arrival, worker: SimulatedWorker, now_s: float) -> None:
+        worker.busy += 1
+        self.outcome.waits_s.append(now_s - arrival.time_s)
+        end_s = now_s + self._pools[worker.pool].seconds(arrival, worker.busy)
+        heapq.heappush(self._ends, (end_s, next(self._numbers), worker, arrival))
 
     def _fastest_free(self, arrival: Arrival, now_s: float) -> SimulatedWorker | None:
         free = [
             w
             for w in self._workers
-            if w.ready_s <= now_s and not w.is_leaving and w.busy < self._pools[w.pool].concurrency
+            if w.ready_s <= now_s
+            and not w.is_leaving
+            and w.busy < self._pools[w.pool].concurrency
+            and (arrival.able is None or w.pool in arrival.able)
         ]
         return min(
             free, key=lambda w: self._pools[w.pool].seconds(arrival, w.busy + 1), default=None
@@ -203,15 +219,18 @@ class _Run:
 
     def _look(self) -> Look:
         here = [w for w in self._workers if not w.is_leaving]
-        running = dict.fromkeys(self._pools, 0)
+        running, num_bound = dict.fromkeys(self._pools, 0), dict.fromkeys(self._pools, 0)
         for worker in self._workers:
             running[worker.pool] += worker.busy
+        for _, _, worker, arrival in self._ends:
+            num_bound[worker.pool] += arrival.able is not None
         look = Look(
             now_s=self._now_s,
             pools=self._pools,
             ready={n: sum(w.pool == n and w.ready_s <= self._now_s for w in here) for n in running},
             target={n: sum(w.pool == n for w in here) for n in running},
             running=running,
+            num_bound=num_bound,
             waiting=tuple(self._line),
             arrived=self._arrived,
             finished=self._finished,
@@ -224,13 +243,15 @@ class _Run:
             rules = pool.rules
             wanted = min(max(targets[name], rules.min_workers), rules.max_workers)
             here = [w for w in self._workers if w.pool == name and not w.is_leaving]
-            for _ in range(wanted - len(here)):
+            for number in range(len(here), wanted):
+                ready_s = self._now_s + rules.cold_start_s
+                if number >= pool.num_places:
+                    ready_s = math.inf
+                else:
+                    self.outcome.starts[name] += 1
                 self._workers.append(
-                    SimulatedWorker(
-                        pool=name, started_s=self._now_s, ready_s=self._now_s + rules.cold_start_s
-                    )
+                    SimulatedWorker(pool=name, started_s=self._now_s, ready_s=ready_s)
                 )
-                self.outcome.starts[name] += 1
             surplus = max(0, len(here) - wanted)
             for worker in sorted(here, key=lambda w: (-w.ready_s, w.busy))[:surplus]:
                 worker.is_leaving = True
@@ -243,7 +264,7 @@ class _Run:
     def _end(self, worker: SimulatedWorker, now_s: float) -> None:
         worker.ended_s = now_s
         self._workers.remove(worker)
-        seconds = now_s - worker.started_s
+        seconds = now_s - worker.started_s if worker.ready_s < math.inf else 0.0
         self.outcome.cost += self._pools[worker.pool].rules.price * seconds / 3600
 
     def _close(self) -> None:

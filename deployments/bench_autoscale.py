@@ -12,7 +12,7 @@ import yaml
 
 from ..runtime.errors import ConfigurationError
 from ..runtime.speeds import Speeds
-from .autoscaling import PoolRules, ScalingRules
+from .autoscaling_pools import PoolRules, ScalingRules
 from .autoscaling_scalers import OurScaler, ServeDefaults, ServeScaler, grid
 from .autoscaling_simulator import Arrival, Outcome, SimulatedPool, simulate
 

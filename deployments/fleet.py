@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..runtime.config import EngineConfig
 from .api_settings import ApiSettings
 from .auth_config import AuthConfig
-from .autoscaling import PoolRules, ScalingRules
+from .autoscaling_pools import PoolRules, ScalingRules
 from .router import RoutingRules
 
 DEFAULT_POOL = "default"

@@ -8,12 +8,13 @@ its first worker tells, and is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .label_selector import parse_rule
 from .needs import Needs
+from .router import RoutingRules
 from .served_worker import Worker
 
 if TYPE_CHECKING:
@@ -108,16 +109,24 @@ class PoolBook:
         """Whether a pool that has no worker may get one that can serve this."""
         return any(not pool.why_not(needs) for pool in self.sleeping())
 
-    def bound(self, needs: Needs) -> str | None:
-        """The pool whose demand this is when some pools cannot serve it: one that has an able
-        worker, else the one to wake first. None when any pool can serve it, or none.
+    def able(self, needs: Needs, rules: RoutingRules | None = None) -> frozenset[str] | None:
+        """The pools that this is demand of, when not all can serve it: those that have an able
+        worker, or none and may get one. None: all can, or none. By rules without spill only the
+        best pools for it are, of those awake if there are any.
         """
-        if len(self._pools) < 2:
-            return None
-        able = [pool.name for pool in self.sleeping() if not pool.why_not(needs)]
-        awake = [w.pool for w in self._workers.values() if not needs.why_not(w)]
-        names = [name for name in self._pools if name in awake] + able
-        return names[0] if 0 < len(names) < len(self._pools) else None
+        asleep = {pool.name for pool in self.sleeping() if not pool.why_not(needs)}
+        awake = {w.pool for w in self._workers.values() if not needs.why_not(w)}
+        awake &= self._pools.keys()
+        able = awake | asleep
+        if rules is not None and rules.prefer and not rules.spill and able:
+            able = awake or asleep
+            best = min(rules.tier(name) for name in able)
+            able = {name for name in able if rules.tier(name) == best}
+        return frozenset(able) if 0 < len(able) < len(self._pools) else None
+
+    def first(self, names: Collection[str]) -> str:
+        """The one of these to wake first."""
+        return next(name for name in self._pools if name in names)
 
     def say(self, needs: Needs) -> list[str]:
         """What each pool without a worker lacks, for the answer that refuses."""

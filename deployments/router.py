@@ -56,9 +56,9 @@ class RoutingRules:
         if len(set(self.prefer)) != len(self.prefer):
             raise ConfigurationError("prefer names a pool twice; each pool has one place")
 
-    def tier(self, worker: Worker) -> int:
-        """The place of a worker's pool, 0 is best."""
-        return self.prefer.index(worker.pool) if worker.pool in self.prefer else len(self.prefer)
+    def tier(self, pool: str) -> int:
+        """The place of a pool, 0 is best."""
+        return self.prefer.index(pool) if pool in self.prefer else len(self.prefer)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -228,9 +228,9 @@ def _best_pool(ask: Ask, fit: list[Candidate]) -> list[Candidate]:
     """Workers of the best pool that may be used now; while all are full, of every pool."""
     tier = ask.rules.tier
     may_take = [c for c in fit if c.full is None] if ask.rules.spill else fit
-    tiers = [tier(candidate.worker) for candidate in may_take]
+    tiers = [tier(candidate.worker.pool) for candidate in may_take]
     best = min(tiers, default=None)
-    return fit if best is None else [c for c in fit if tier(c.worker) == best]
+    return fit if best is None else [c for c in fit if tier(c.worker.pool) == best]
 
 
 def _is_same_class(ask: Ask, worker: Worker) -> bool:
@@ -243,10 +243,10 @@ def _reason(ask: Ask, chosen: Candidate, fit: list[Candidate]) -> RouteReason:
         return RouteReason.RESUMED_SAME if same else RouteReason.RESUMED_OTHER
     if len(fit) == 1:
         return RouteReason.ONLY
-    tiers = [ask.rules.tier(candidate.worker) for candidate in fit]
+    tiers = [ask.rules.tier(candidate.worker.pool) for candidate in fit]
     if min(tiers) == max(tiers):
         return RouteReason.FASTEST
-    is_best = ask.rules.tier(chosen.worker) == min(tiers)
+    is_best = ask.rules.tier(chosen.worker.pool) == min(tiers)
     return RouteReason.PREFERRED if is_best else RouteReason.SPILLED
 
 

@@ -19,7 +19,7 @@ from ..runtime.config import EngineConfig
 from ..runtime.errors import ConfigurationError
 from ..runtime.planning.explanation import refuse_unknown_names
 from .api_settings import ApiSettings
-from .autoscaling import ScalingRules
+from .autoscaling_pools import ScalingRules
 from .fleet import FleetSpec, ModelSpec, PoolSpec
 from .label_selector import parse_rule, why_not_key
 from .router import RoutingRules

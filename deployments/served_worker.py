@@ -34,7 +34,7 @@ class Job:
     num_uncomputed: int  # tokens to run before its next token, until that came
     num_expected: int  # tokens it will likely still generate when it starts
     num_received: int = 0
-    is_bound: bool = False  # some pools of the model could not serve it: demand of this one alone
+    is_bound: bool = False  # not every pool of the model could serve it
     is_ended: bool = False
 
     def received(self, num_tokens: int) -> None:

@@ -10,7 +10,7 @@ from itertools import count
 
 from ..runtime.errors import QueueFullError
 from .arrivals import Arrivals
-from .autoscaling import Demand, Tokens
+from .autoscaling_pools import Demand, Tokens
 from .errors import ApiError, retry_after
 from .forecast import AHEAD
 from .needs import no_capable_worker
@@ -20,8 +20,12 @@ from .served_worker import Job, Worker
 
 PATIENCE = 3.0  # goals: what waited for so long is late, and waits for no others any more
 LOOK_AHEAD = 64  # waiting answers that one pass counts for workers that they wait for
+MAX_SETS = 32  # of pools, whose demand is told apart
 ASLEEP_QUEUE = 256  # before the first worker was seen
 TICK_S = 0.05  # while answers wait: other gateways' load changes without a word to us
+
+Able = frozenset[str] | None
+"""The pools that can serve an answer; None: any."""
 
 OnPlaced = Callable[[Decision, float], None]
 
@@ -90,27 +94,34 @@ class Line:
         self._wait_s = 0.0  # moving average of how long placed answers had waited
         self._pass: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._arrivals: dict[str | None, Arrivals] = {}  # of new answers, by the pool they need
+        self._arrivals: dict[Able, Arrivals] = {}  # of new answers
         self.asleep_queue = ASLEEP_QUEUE  # answers that may wait while there is no worker
 
-    def demands(self, now_s: float) -> dict[str | None, Demand]:
-        """What arrives and waits here, by the pool whose demand it is: None what any may take."""
-        waiting: dict[str | None, list[Ask]] = {}
+    def demands(self, now_s: float) -> dict[Able, Demand]:
+        """What arrives and waits here, by the pools that can serve it."""
+        waiting: dict[Able, list[Ask]] = {able: [] for able in self._arrivals}
         for ticket in self._tickets:
-            waiting.setdefault(self._pools.bound(ticket.ask.needs), []).append(ticket.ask)
-        for pool in self._arrivals:
-            waiting.setdefault(pool, [])
+            waiting.setdefault(self._able(ticket.ask), []).append(ticket.ask)
         return {
-            pool: Demand(
-                arriving=self._arrivals[pool].rate(now_s) if pool in self._arrivals else Tokens(),
+            able: Demand(
+                arriving=self._arrivals[able].rate(now_s) if able in self._arrivals else Tokens(),
                 waiting=Tokens(
                     prompt=sum(ask.num_prompt for ask in asks),
                     new=sum(ask.num_answer for ask in asks),
                 ),
                 num_unfinished=len(asks),
             )
-            for pool, asks in waiting.items()
+            for able, asks in waiting.items()
         }
+
+    def _able(self, ask: Ask) -> Able:
+        """Whose demand it is. Clients can name more sets of pools than we care to report: of the
+        rest the first pool is asked alone.
+        """
+        able = self._pools.able(ask.needs, ask.rules)
+        if able is None or able in self._arrivals or len(self._arrivals) < MAX_SETS:
+            return able
+        return frozenset({self._pools.first(able)})
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -181,7 +192,7 @@ class Line:
             last_error=last_error,
         )
         if not ask.is_resumed and last_error is None:
-            arrivals = self._arrivals.setdefault(self._pools.bound(ask.needs), Arrivals())
+            arrivals = self._arrivals.setdefault(self._able(ask), Arrivals())
             arrivals.add(ask.num_prompt, ask.num_answer, loop.time())
         bisect.insort(self._tickets, ticket, key=lambda each: each.order)
         self._dispatch()
@@ -250,7 +261,7 @@ class Line:
             worker=worker,
             num_uncomputed=ask.num_prompt,
             num_expected=ask.num_answer,
-            is_bound=self._pools.bound(ask.needs) is not None,
+            is_bound=self._pools.able(ask.needs, ask.rules) is not None,
         )
         worker.jobs.add(job)
         forecasts.forget(worker)

@@ -42,7 +42,7 @@ def bench_autoscale(
     """Queue time, cost and starts of both policies in virtual time; starts no Ray and no model."""
     from rich.console import Console
 
-    from ..autoscaling import ScalingRules
+    from ..autoscaling_pools import ScalingRules
     from ..bench_autoscale import contest, read_pools, read_trace
     from ..bench_autoscale_plot import plot
 

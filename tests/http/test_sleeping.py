@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polypath.deployments.api_settings import ApiSettings
-from polypath.deployments.autoscaling import ScalingRules
+from polypath.deployments.autoscaling_pools import ScalingRules
 from polypath.deployments.autoscaling_report import PoolView, decide, report
 from polypath.deployments.fleet import FleetSpec, ModelSpec, PoolSpec
 from polypath.deployments.gateway import Gateway
@@ -140,8 +140,8 @@ async def test_a_sleeping_pool_is_asked_for_what_the_awake_one_cannot_hold(
         while not len(gateway.models["tiny"].line):
             await asyncio.sleep(0.01)
         numbers = report(specs, gateway.models, asyncio.get_running_loop().time())
-        assert numbers["pool/0/tiny.long/bound_unfinished"] == 1
-        assert numbers["pool/0/tiny.short/bound_unfinished"] == 0
+        assert numbers["bound/0/tiny.long/unfinished"] == 1
+        assert not [name for name in numbers if name.startswith("bound/0/tiny.short")]
         assert numbers["model/0/unfinished"] == numbers["model/0/waiting_new"] == 0
         views = {
             "tiny.short": PoolView(ready=1, target=1),

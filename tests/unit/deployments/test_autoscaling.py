@@ -11,16 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polypath.deployments.autoscaling import (
-    Demand,
     Memory,
-    PoolRules,
-    PoolState,
     Scaling,
-    ScalingRules,
-    Tokens,
     expected_queue_s,
     scale,
     with_speeds,
+)
+from polypath.deployments.autoscaling_pools import (
+    Demand,
+    PoolRules,
+    PoolState,
+    ScalingRules,
+    Tokens,
 )
 from polypath.runtime.errors import ConfigurationError
 

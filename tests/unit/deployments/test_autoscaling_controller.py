@@ -171,3 +171,24 @@ def test_the_journal_is_written_once_a_second_at_most_and_only_when_it_changed()
     journal.errors = 2
     journal.publish(5.9, texts.append)
     assert [json.loads(text)["errors"] for text in texts] == [0, 1]
+
+
+def test_a_pool_whose_worker_does_not_come_is_noted_and_the_next_one_is_asked() -> None:
+    state: dict[Any, dict[str, Any]] = {}
+    for now_s, wanted in ((0.0, 0), (9.0, 0), (10.0, 1), (21.0, 1)):
+        found = contexts(sent_s=now_s, waiting_new=50.0, unfinished=1.0)
+        found[CHEAP].target_num_replicas = 1
+        for key, context in found.items():
+            context.policy_state = state.get(key, {})
+        targets, state = controller.answer(found, now_s)
+        assert targets == {CHEAP: 1, DEAR: wanted}
+    assert "no more come for 21 s" in written[-1]["models"]["0"]["why"]
+
+
+def test_what_only_some_pools_can_serve_reaches_the_policy_by_their_names() -> None:
+    found = contexts()
+    fields = {"waiting_new": 50.0, "unfinished": 1.0}
+    for name in ("arriving_prompt", "arriving_new", "waiting_prompt", *fields):
+        point = Point(1.0, fields.get(name, 0.0))
+        found[GATEWAY].raw_metrics[f"bound/0/m.dear/{name}"] = {"r0": [point]}
+    assert controller.answer(found, 0.0)[0] == {CHEAP: 0, DEAR: 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polypath.deployments.autoscaling import PoolRules, ScalingRules
+from polypath.deployments.autoscaling_pools import PoolRules, ScalingRules
 from polypath.deployments.autoscaling_scalers import (
     OurScaler,
     ServeDefaults,
@@ -101,6 +101,7 @@ def look(*, running: int, ready: int, target: int, now_s: float) -> Look:
         ready={"p": ready},
         target={"p": target},
         running={"p": running},
+        num_bound={"p": 0},
         waiting=(),
         arrived=(),
         finished=(),

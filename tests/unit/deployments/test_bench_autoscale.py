@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polypath.benchmarks.arrival_traces import TRACES, trace
-from polypath.deployments.autoscaling import ScalingRules
+from polypath.deployments.autoscaling_pools import ScalingRules
 from polypath.deployments.bench_autoscale import (
     DEFAULT,
     OURS,

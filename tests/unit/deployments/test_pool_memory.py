@@ -9,14 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from polypath.deployments.autoscaling import Demand, PoolRules, PoolState, ScalingRules, Tokens
 from polypath.deployments.autoscaling import scale as scaled
+from polypath.deployments.autoscaling_pools import (
+    Demand,
+    PoolRules,
+    PoolState,
+    ScalingRules,
+    Tokens,
+)
 from polypath.deployments.fleet import PoolSpec
 from polypath.deployments.needs import Needs, parse_requirements
 from polypath.deployments.pool_memory import PoolBook, PoolMemory
-from polypath.deployments.router import Ask
+from polypath.deployments.router import Ask, RoutingRules
 from polypath.deployments.served_worker import Worker
-from polypath.deployments.waiting import Limits, Line
+from polypath.deployments.waiting import MAX_SETS, Limits, Line
 from polypath.runtime.config import EngineConfig
 from polypath.runtime.errors import QueueFullError, RequestError
 from polypath.tests.paced import PacedLink
@@ -92,29 +98,82 @@ def test_the_last_worker_speaks_for_its_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("awake", "num_tokens", "pool"),
+    ("awake", "num_tokens", "pools"),
     [
         ((), 10, None),
-        (("small",), 100, "large"),
-        (("small", "huge"), 100, "huge"),
-        (("small",), 1000, "huge"),
+        (("small",), 100, {"large", "huge"}),
+        (("small", "huge"), 100, {"large", "huge"}),
+        (("small", "large", "huge"), 100, {"large", "huge"}),
+        (("small",), 1000, {"huge"}),
         (("small",), 10_000, None),
     ],
 )
-def test_an_answer_belongs_to_an_able_pool_awake_ones_first_then_the_cheapest(
-    awake: tuple[str, ...], num_tokens: int, pool: str | None
+def test_an_answer_that_not_all_pools_can_give_belongs_to_those_that_can(
+    awake: tuple[str, ...], num_tokens: int, pools: set[str] | None
 ) -> None:
-    async def work() -> str | None:
+    async def work() -> frozenset[str] | None:
         contexts = {each.name: each.max_model_len for each in (SMALL, LARGE, HUGE)}
         workers = {name: await worker(name, contexts[name]) for name in awake}
-        return PoolBook(workers, fresh(HUGE, SMALL, LARGE)).bound(needs(num_tokens=num_tokens))
+        return PoolBook(workers, fresh(HUGE, SMALL, LARGE)).able(needs(num_tokens=num_tokens))
 
-    assert run_virtually(work()) == pool
+    assert run_virtually(work()) == pools
 
 
-def test_what_a_pool_prefers_comes_before_its_price() -> None:
-    book = PoolBook({}, fresh(SMALL, LARGE, HUGE), prefer=["huge"])
-    assert book.bound(needs(num_tokens=100)) == "huge"
+@pytest.mark.parametrize(
+    ("awake", "prefer", "spill", "num_tokens", "pools"),
+    [
+        ((), ("huge",), True, 10, None),
+        ((), ("huge",), False, 10, {"huge"}),
+        (("small",), ("huge", "small"), False, 10, {"small"}),  # as it is routed
+        (("small",), ("small",), False, 100, {"large", "huge"}),
+        (("small", "large"), ("huge",), False, 10, {"small", "large"}),
+        ((), (), False, 10, None),
+    ],
+)
+def test_without_spill_it_belongs_to_the_best_pool_alone(
+    awake: tuple[str, ...],
+    prefer: tuple[str, ...],
+    spill: bool,
+    num_tokens: int,
+    pools: set[str] | None,
+) -> None:
+    async def work() -> frozenset[str] | None:
+        contexts = {each.name: each.max_model_len for each in (SMALL, LARGE, HUGE)}
+        workers = {name: await worker(name, contexts[name]) for name in awake}
+        book = PoolBook(workers, fresh(HUGE, SMALL, LARGE))
+        return book.able(needs(num_tokens=num_tokens), RoutingRules(prefer=prefer, spill=spill))
+
+    assert run_virtually(work()) == pools
+
+
+def test_clients_who_name_ever_other_sets_of_pools_make_no_endless_report() -> None:
+    async def work() -> dict[frozenset[str] | None, Demand]:
+        names = [f"p{number}" for number in range(10)]
+        pools = [
+            PoolMemory(name=name, max_model_len=64, possible={"pool": (name,)}) for name in names
+        ]
+        workers: dict[str, Worker] = {}
+        line = Line(workers, Limits(stranded_s=60.0), PoolBook(workers, pools, prefer=["p3"]))
+        held = [
+            asyncio.create_task(
+                line.place(
+                    Ask(needs=needs(f"pool={a}|p3|{b}"), num_prompt=1, num_answer=1), arrived_s=0.0
+                )
+            )
+            for a in names
+            for b in names
+        ]
+        await asyncio.sleep(1)
+        demands = line.demands(1.0)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        return demands
+
+    demands = run_virtually(work())
+    assert len(demands) <= MAX_SETS + 1
+    assert sum(each.num_unfinished for each in demands.values()) == 100
+    assert demands[frozenset({"p3"})].num_unfinished > 1, "the rest is the first pool's"
 
 
 async def _line(max_queued: int | None = None) -> tuple[Line, dict[str, Worker], PoolBook]:
@@ -131,8 +190,9 @@ def test_an_answer_is_held_for_the_sleeping_pool_that_can_give_it() -> None:
         await asyncio.sleep(30)
         assert not held.done()
         demands = line.demands(10.0)
-        assert demands["large"].num_unfinished == 1
-        assert demands["large"].waiting == Tokens(prompt=10, new=20)
+        large = demands[frozenset({"large"})]
+        assert large.num_unfinished == 1
+        assert large.waiting == Tokens(prompt=10, new=20)
         assert None not in demands, "no other pool is asked to grow for it"
         workers["l"] = await worker("large", 512)
         book.met(workers["l"])
@@ -216,20 +276,20 @@ DEAR = replace(POOL, rules=replace(POOL.rules, price=50.0))
 def test_a_pool_gets_workers_for_its_own_demand_beside_a_cheaper_one_that_is_awake(
     bound: Demand, workers: int
 ) -> None:
-    pools = {"cheap": replace(POOL, ready=1, target=1), "dear": replace(DEAR, bound=bound)}
-    found = scaled(ScalingRules(), pools, Demand(num_unfinished=1), {}, 0.0)
+    pools = {"cheap": replace(POOL, ready=1, target=1), "dear": DEAR}
+    own = {frozenset({"dear"}): bound}
+    found = scaled(ScalingRules(), pools, Demand(num_unfinished=1), {}, 0.0, own)
     assert found.targets == {"cheap": 1, "dear": workers}
 
 
 def test_it_keeps_them_while_its_own_answers_run_and_lets_them_go_after_the_delay() -> None:
     rules = ScalingRules(scale_down_delay_s=60.0)
-    running = replace(DEAR, ready=1, target=1, bound=Demand(num_unfinished=1))
+    pools = {"cheap": POOL, "dear": replace(DEAR, ready=1, target=1)}
     memory: dict[str, list[tuple[float, int]]] = {}
     targets = []
-    for now_s, pool in [(0, running), (500, running), (501, replace(running, bound=Demand()))]:
-        found = scaled(rules, {"cheap": POOL, "dear": pool}, Demand(), memory, float(now_s))
+    for now_s, unfinished in [(0, 1), (500, 1), (501, 0), (561, 0)]:
+        own = {frozenset({"dear"}): Demand(num_unfinished=unfinished)}
+        found = scaled(rules, pools, Demand(), memory, float(now_s), own)
         memory = found.memory
         targets.append(found.targets["dear"])
-    idle = replace(running, bound=Demand())
-    later = scaled(rules, {"cheap": POOL, "dear": idle}, Demand(), memory, 561.0)
-    assert [*targets, later.targets["dear"]] == [1, 1, 1, 0]
+    assert targets == [1, 1, 1, 0]
