@@ -67,14 +67,22 @@ def bench(model: Path, **options: Any) -> Bench:
     return Bench(engine, parts, library)
 
 
-def problems(found: Bench, runner: GraphRunner | PiecewiseRunner, tokens: int = 1) -> list[str]:
+def problems(
+    found: Bench,
+    runner: GraphRunner | PiecewiseRunner,
+    tokens: int = 1,
+    *,
+    row_counts: Sequence[int] = ROW_COUNTS,
+    longest: int = LONGEST,
+) -> list[str]:
     """What is wrong with a runner whose graphs are captured; empty when it is right.
 
-    Steps of `tokens` new tokens a row, over row counts that grow and shrink.
+    Steps of `tokens` new tokens a row, over row counts that grow and shrink, after up to `longest`
+    tokens.
     """
     wrong: list[str] = []
-    states = _states(found, max(ROW_COUNTS))
-    for step, rows in enumerate(ROW_COUNTS):
+    states = _states(found, max(row_counts), longest)
+    for step, rows in enumerate(row_counts):
         scheduled = [ScheduledRow(state, tokens) for state in states[:rows]]
         batch = ForwardBatch.build(
             scheduled, page_size=found.parts.kv.page_size, device=found.parts.context.device
@@ -130,7 +138,7 @@ def _padding(runner: GraphRunner | PiecewiseRunner) -> list[str]:
     return []
 
 
-def _states(found: Bench, count: int) -> Sequence[RequestState]:
+def _states(found: Bench, count: int, longest: int) -> Sequence[RequestState]:
     """Requests with pages dealt at random and some tokens computed already, of unequal lengths."""
     rng = Random(0)
     pool = list(range(1, found.engine.pages.num_usable + 1))
@@ -138,11 +146,11 @@ def _states(found: Bench, count: int) -> Sequence[RequestState]:
     vocab = found.engine.model.config.vocab_size
     states = []
     for i in range(count):
-        ids = tuple(rng.randrange(4, vocab) for _ in range(LONGEST + 80))
+        ids = tuple(rng.randrange(4, vocab) for _ in range(longest + 80))
         state = RequestState(Request(id=str(i), prompt_ids=ids), i, len(ids) + 1)
         state.pages = [pool.pop() for _ in range(found.engine.pages.pages_for(len(ids)))]
         states.append(state)
-        first = ScheduledRow(state, 1 + rng.randrange(LONGEST))
+        first = ScheduledRow(state, 1 + rng.randrange(longest))
         batch = ForwardBatch.build(
             [first], page_size=found.parts.kv.page_size, device=found.parts.context.device
         )

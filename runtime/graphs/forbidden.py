@@ -12,6 +12,11 @@ import torch
 
 from .mechanism import CaptureError
 
+FROM_HOST = (
+    "a capture may not make a tensor from values on the host: a replay would see the old values; "
+    "refresh it outside the graph (AttentionBackend.prepare_capture)"
+)
+
 INDEXING = frozenset(
     (
         torch.ops.aten.index.Tensor,
@@ -82,6 +87,23 @@ def no_waiting() -> Iterator[None]:
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
+
+
+@contextmanager
+def no_host_buffers() -> Iterator[None]:
+    """Within it `torch.frombuffer`, which neither functions nor operations of torch show, is a
+    CaptureError.
+    """
+    original = torch.frombuffer
+
+    def refuse(*args: object, **kwargs: object) -> torch.Tensor:
+        raise CaptureError(FROM_HOST)
+
+    torch.frombuffer = refuse
+    try:
+        yield
+    finally:
+        torch.frombuffer = original
 
 
 def _refusing(name: str) -> Any:  # stands in for functions and methods alike

@@ -12,18 +12,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .forbidden import check_operation
+from .forbidden import FROM_HOST, check_operation
 from .mechanism import CaptureError
 
 HOST_READS = frozenset(
     ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "cpu")
 )
 """Methods that bring a tensor's values to the host, which a replay could not do again."""
-
-FROM_HOST = (
-    "a capture may not make a tensor from values on the host: a replay would see the old values; "
-    "refresh it outside the graph (AttentionBackend.prepare_capture)"
-)
 
 EMPTY = frozenset(
     (

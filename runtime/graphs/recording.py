@@ -1,25 +1,31 @@
 """A mechanism for tests: behaves as a GPU's graphs do, on any device and any operations.
 
 A capture computes nothing that counts: a replay runs every noted operation again on the tensors
-noted then, padded rows included. What no GPU captures is refused (forbidden.py). It notices inputs
-that have moved, and where it is given streams, work that is out of order; `poison` overwrites all
-that the graphs compute.
+noted then, padded rows included. Launches of Triton kernels are noted as a GPU's graph has them, by
+the addresses of their tensors. What no GPU captures is refused (forbidden.py). It notices inputs
+that have moved, memory that was freed under a launch, and where it is given streams, work that is
+out of order; `poison` overwrites all that the graphs compute.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...kernels.cpu.library import Library, argument_types
-from .forbidden import check_operation, no_waiting
+from .forbidden import check_operation, no_host_buffers, no_waiting
 from .guard import CaptureGuard
 from .mechanism import Break, CaptureError, Forward, ReplayError
 from .streams import Streams
+from .weak_tensor import WeakTensor
+
+if TYPE_CHECKING:
+    from ...kernels.triton.launches import Launch
 
 
 class Notes:
@@ -28,6 +34,7 @@ class Notes:
     def __init__(self, library: Library | None = None) -> None:
         self.calls: list[Callable[[], object]] = []
         self.made: list[torch.Tensor] = []  # everything that the calls compute
+        self.launches: list[Launch] = []  # of Triton kernels, which hold `WeakTensor`s
         self._held: list[torch.Tensor] = []  # and everything that they point to
         self._addresses: set[int] = set()
         self._library = library
@@ -36,6 +43,11 @@ class Notes:
     def open(self) -> None:
         """Note from now on."""
         self._open.enter_context(no_waiting())
+        self._open.enter_context(no_host_buffers())
+        if "triton" in sys.modules:  # every kernel ran once before, to warm up
+            from ...kernels.triton.launches import noting
+
+            self._open.enter_context(noting(self._launch))
         if self._library is not None:
             self._open.enter_context(self._library.recording(self._note))
         guard = CaptureGuard(empty=self._empty, addressed=self._addressed, other=self._other)
@@ -76,6 +88,11 @@ class Notes:
         function: Callable[..., Any] = self._library.quick[name]
         self.calls.append(lambda: function(*arguments))
 
+    def _launch(self, launch: Launch) -> None:
+        weak = launch.mapped(lambda v: WeakTensor(v) if isinstance(v, torch.Tensor) else v)
+        self.launches.append(weak)
+        self.calls.append(lambda: resolved(weak).run())
+
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_operation(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -89,6 +106,11 @@ class Notes:
         self.made += results
         self.calls.append(lambda: _write(results, func(*args, **kwargs)))
         return result
+
+
+def resolved(launch: Launch) -> Launch:
+    """A noted launch with tensors in their places. Raises ReplayError."""
+    return launch.mapped(lambda v: v.tensor() if isinstance(v, WeakTensor) else v)
 
 
 def _write(tensors: Sequence[torch.Tensor], values: Any) -> None:
@@ -115,6 +137,12 @@ class RecordedGraph:
         self._parts = tuple(parts)
         self._addresses = tuple(t.data_ptr() for t in inputs)
         self._streams = streams
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Of Triton kernels, in order, with their tensors. Raises ReplayError for a freed one."""
+        noted = [part.launches for part in self._parts if isinstance(part, Notes)]
+        return [resolved(launch) for launches in noted for launch in launches]
 
     def replay(self, rows: int, inputs: Sequence[torch.Tensor]) -> None:
         """Run all calls over all rows of the graph."""
