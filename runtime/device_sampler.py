@@ -10,6 +10,7 @@ from torch import Tensor
 from ..kernels.draw import draw_filtered
 from ..kernels.philox import uniform
 from ..kernels.transfer import Arriving, to_device
+from .logits import Logits
 from .logprobs import RowLogprobs, row_logprobs
 from .penalties import SamplingRow, adjust, changes_logits
 from .request import TokenLogprob
@@ -58,20 +59,19 @@ class DeviceSampler:
         self._eos_ids = tuple(eos_ids)
 
     @torch.inference_mode()
-    def sample(
-        self, logits: Tensor, rows: Sequence[SamplingRow], best: Tensor | None = None
-    ) -> DeviceSampled:
-        """The next token of each row of `logits` [B, V], which stay unchanged."""
-        check_shape(logits, len(rows), self._vocab_size)
-        work = logits
+    def sample(self, logits: Logits, rows: Sequence[SamplingRow]) -> DeviceSampled:
+        """The next token of each row of the logits, which stay unchanged."""
+        raw, best = logits.values, logits.best
+        check_shape(raw.shape, len(rows), self._vocab_size)
+        work = raw
         if any(map(changes_logits, rows)):
-            work = logits.clone()
+            work = raw.clone()
             adjust(work, rows, self._eos_ids)
-        if best is None or work is not logits:
+        if best is None or work is not raw:
             largest, token_ids = work.max(dim=1)
         else:
-            largest, token_ids = logits.gather(1, best[:, None])[:, 0], best.clone()
-        is_sound = (largest if work is logits else logits.amax(dim=1)).isfinite()
+            largest, token_ids = raw.gather(1, best[:, None])[:, 0], best.clone()
+        is_sound = (largest if work is raw else raw.amax(dim=1)).isfinite()
         has_token = is_sound & largest.isfinite()
         drawn = [i for i, row in enumerate(rows) if row.sampling.temperature]
         if drawn:
@@ -80,7 +80,7 @@ class DeviceSampler:
                 work.index_select(0, where), largest[where], [rows[i] for i in drawn]
             )
             token_ids[where] = tokens.where(has_token[where], token_ids[where])
-        asked, logprobs = _asked_logprobs(logits, rows, token_ids)
+        asked, logprobs = _asked_logprobs(raw, rows, token_ids)
         return DeviceSampled(token_ids, is_sound, has_token, asked, logprobs)
 
 

@@ -204,10 +204,11 @@ class Engine:
                 batch = batch.with_drawn(before.device_ids)
             logits, runner, reason = self._runner.forward(batch)
             self.counters.forward_seconds += time.monotonic() - start
-            launched = self._sample(rows, logits, began)
+            launched = self._sample(rows, logits, batch.num_logits, began)
         except RuntimeError as error:
             return self._emit_steps() + self._fail(rows, error)
-        key = (batch.mode.value, runner, reason.value)
+        # `value` of an enum is a call of Python's, and here caches are empty
+        key = (batch.mode._value_, runner, reason._value_)
         self.counters.steps[key] += 1
         for row in rows:
             row.state.steps[key] += 1
@@ -251,7 +252,9 @@ class Engine:
             self._scheduler.finish(state)
         return [self._ended(state, FinishReason.ERROR, text) for state in left]
 
-    def _sample(self, rows: list[ScheduledRow], logits: Logits, began: float) -> LaunchedStep:
+    def _sample(
+        self, rows: list[ScheduledRow], logits: Logits, num_logits: int, began: float
+    ) -> LaunchedStep:
         """Draw a token for each row that samples; compute prompt log-probabilities."""
         scores: list[tuple[ScheduledRow, RowLogprobs]] = []
         sampling: list[RequestState] = []
@@ -268,9 +271,9 @@ class Engine:
                 offset += 1
         if not sampling:
             return LaunchedStep(rows, began, None, scores)
-        if len(wanted) < logits.values.shape[0]:
+        if len(wanted) < num_logits:
             logits = logits.rows(to_device(torch.tensor(wanted), logits.values.device))
-        sampled = self._sampler.sample(logits.values, sampling, logits.best)
+        sampled = self._sampler.sample(logits, sampling)
         return LaunchedStep(rows, began, sampled, scores)
 
     def _score_prompt(self, row: ScheduledRow, numbers: RowLogprobs) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..kernels.draw_row import RowDraw
 from ..kernels.philox import uniform
+from .logits import Logits
 from .logprobs import row_logprobs
 from .penalties import SamplingRow, adjust, changes_logits
 from .request import TokenLogprob
@@ -52,26 +53,25 @@ class HostSampler:
         self._eos_ids = tuple(eos_ids)
         self._row_draw = RowDraw(vocab_size)
 
-    def sample(
-        self, logits: Tensor, rows: Sequence[SamplingRow], best: Tensor | None = None
-    ) -> HostSampled:
-        """The next token of each row of `logits` [B, V], which stay unchanged."""
-        check_shape(logits, len(rows), self._vocab_size)
-        values = logits.numpy()
+    def sample(self, logits: Logits, rows: Sequence[SamplingRow]) -> HostSampled:
+        """The next token of each row of `logits`, which stay unchanged."""
+        host = logits.on_host()
+        check_shape(host.numbers.shape or (), len(rows), self._vocab_size)
         # numpy compares whole vectors where torch 2 goes value by value, 10 times faster
-        token_ids: list[int] = (values.argmax(axis=1) if best is None else best).tolist()
+        best = host.values.argmax(axis=1) if host.best is None else host.best
+        token_ids: list[int] = best.tolist()
         failed: dict[int, NoToken] = {}
         for i, row in enumerate(rows):
-            largest = values.item(i, token_ids[i])  # NaN, where there is one
+            largest = host.numbers[i, token_ids[i]]  # NaN, where there is one
             if not isfinite(largest):
                 failed[i] = NoToken.NOT_FINITE
             elif row.sampling.temperature or changes_logits(row):
-                token = self._token(values[i], token_ids[i], largest, row)
+                token = self._token(host.values[i], token_ids[i], largest, row)
                 if isinstance(token, NoToken):
                     failed[i] = token
                 else:
                     token_ids[i] = token
-        return HostSampled(token_ids, _logprobs(logits, rows, token_ids), failed)
+        return HostSampled(token_ids, _logprobs(logits.values, rows, token_ids), failed)
 
     def _token(
         self, values: np.ndarray, likeliest: int, best: float, row: SamplingRow

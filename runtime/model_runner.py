@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from .forward_batch import ForwardBatch
 from .forward_mode import ForwardMode
 from .logits import Logits
@@ -22,7 +20,6 @@ class ModelRunner:
         assert all(r[-1].name == "eager" for r in runners.values()), "eager ends every list"
         self._runners = runners
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> tuple[Logits, str, Reason]:
         """Logits [R, V], the runner that ran, and the reason. A failing step is retried once,
         eagerly.

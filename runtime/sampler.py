@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .logits import Logits
 from .penalties import SamplingRow
 from .request import TokenLogprob
 
@@ -42,11 +43,8 @@ class Sampled(Protocol):
 class Sampler(Protocol):
     """Chooses the next token of every row. It keeps nothing between calls: all is in the rows."""
 
-    def sample(
-        self, logits: Tensor, rows: Sequence[SamplingRow], best: Tensor | None = None
-    ) -> Sampled:
-        """The next token of each row of `logits` float32 [B, V], which stay unchanged. `best` int64
-        [B] says where the first of each row's largest numbers or of its NaNs stands, if known.
+    def sample(self, logits: Logits, rows: Sequence[SamplingRow]) -> Sampled:
+        """The next token of each row of `logits`, which stay unchanged.
 
         Greedy rows cost one argmax; only rows that ask for more pay for more.
         """
@@ -76,8 +74,8 @@ def draw_number(row: SamplingRow) -> int:
     return len(row.token_ids) - row.num_prompt
 
 
-def check_shape(logits: Tensor, num_rows: int, vocab_size: int) -> None:
+def check_shape(shape: Sequence[int], num_rows: int, vocab_size: int) -> None:
     """Assert that there is a row of logits for each row."""
-    assert logits.shape == (num_rows, vocab_size), (
-        f"logits {tuple(logits.shape)} must be [{num_rows} rows, {vocab_size} tokens]"
+    assert tuple(shape) == (num_rows, vocab_size), (
+        f"logits {tuple(shape)} must be [{num_rows} rows, {vocab_size} tokens]"
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
@@ -190,7 +190,7 @@ def _paged_error(
             batch = ForwardBatch.build(
                 rows, page_size=pages.page_size, device=model.weights.final_norm.device
             )
-            batch = _with_all_logits(batch)
+            batch = batch.with_logits_rows(range(batch.num_tokens))
             logits, _, _ = runner.forward(batch)
             difference = (logits.values - expected[batch.positions]).abs().max() / scale
             worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
@@ -200,11 +200,6 @@ def _paged_error(
         for state in states:
             pages.release(state.pages)
     return worst
-
-
-def _with_all_logits(batch: ForwardBatch) -> ForwardBatch:
-    rows = torch.arange(batch.num_tokens, device=batch.input_ids.device)
-    return replace(batch, logits_rows=rows)
 
 
 def _chunks(length: int, decodes: int) -> list[int]:

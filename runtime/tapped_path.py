@@ -126,8 +126,7 @@ class TappedPath:
             if count:
                 rows.append(ScheduledRow(state, count))
         batch = ForwardBatch.build(rows, page_size=self.kv.page_size, device=self._device)
-        all_rows = torch.arange(batch.num_tokens, device=self._device)
-        batch = replace(batch, logits_rows=all_rows)
+        batch = batch.with_logits_rows(range(batch.num_tokens))
         self._slots = batch.slots
         logits, _, reason = self._runner.forward(batch)
         for row in rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -216,7 +216,7 @@ def paged_logits(
     for counts in steps:
         rows = [ScheduledRow(s, n) for s, n in zip(states, counts, strict=True) if n]
         batch = ForwardBatch.build(rows, page_size=engine.pages.page_size, device=engine._device)
-        batch = replace(batch, logits_rows=torch.arange(batch.num_tokens))
+        batch = batch.with_logits_rows(range(batch.num_tokens))
         logits, _, _ = engine._runner.forward(batch)
         for row, part in zip(rows, logits.values.split([r.num_tokens for r in rows]), strict=True):
             found[row.state.arrival].append(part.clone())  # a graph writes there again

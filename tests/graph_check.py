@@ -5,7 +5,7 @@ the longest, with everything that graphs compute poisoned in between.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -87,9 +87,8 @@ def problems(
         batch = ForwardBatch.build(
             scheduled, page_size=found.parts.kv.page_size, device=found.parts.context.device
         )
-        device = found.parts.context.device
-        wanted = torch.arange(0, batch.num_tokens, 1 + step % 2, device=device)  # all, or some
-        batch = replace(batch, logits_rows=wanted)
+        wanted = range(0, batch.num_tokens, 1 + step % 2)  # all, or some
+        batch = batch.with_logits_rows(wanted)
         if runner.why_not(batch) is not Reason.PADDED_TOO_MUCH:
             wrong += [
                 f"step {step}, {rows} rows: {text}" for text in _compare(found, runner, batch)

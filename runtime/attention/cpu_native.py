@@ -4,12 +4,14 @@ layer.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
 
 from ...kernels.cpu import ops as native
 from ...kernels.cpu.library import Library
+from ...kernels.transfer import host_view
 from ..build_context import BuildContext
 from ..config import ModelConfig
 from ..forward_batch import ForwardBatch
@@ -80,16 +82,16 @@ class CpuNativeCaptured:
         self._page_table = batch.page_table
         self._query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
         self._kv_lens = torch.tensor(batch.kv_lens, dtype=torch.int32)
+        self._lens_memory = host_view(self._kv_lens)
         self._num_filled = 0
 
     def refresh(self, batch: ForwardBatch) -> None:
         """This step's lengths; every row has one query."""
         assert batch.num_tokens == batch.num_rows, "graphs of whole steps are for decode batches"
         rows = batch.num_rows
-        lens = self._kv_lens.numpy()
-        lens[:rows] = batch.kv_lens
+        self._lens_memory[:rows] = array("i", batch.kv_lens)
         if rows < self._num_filled:
-            lens[rows : self._num_filled] = 1
+            self._lens_memory[rows : self._num_filled] = array("i", [1]) * (self._num_filled - rows)
         self._num_filled = rows
 
     def use(self) -> None:

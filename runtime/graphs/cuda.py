@@ -71,6 +71,7 @@ class CudaGraph:
 
     name = "cuda_graph"
     pads = True
+    reads_memory = False
 
     def __init__(self, cuda: Any = torch.cuda) -> None:  # Any: a module, or an object like it
         self._cuda = cuda

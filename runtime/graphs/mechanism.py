@@ -54,6 +54,7 @@ class GraphMechanism(Protocol):
 
     name: str
     pads: bool  # whether a replay computes all rows of a graph, live or not
+    reads_memory: bool  # whether a replay sees what the host wrote without torch
 
     def warm_up(self, forward: Forward, *, is_breakable: bool) -> None:
         """Run once outside any graph: lets lazy set-up happen, and measures what a capture needs.

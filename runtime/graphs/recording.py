@@ -144,6 +144,7 @@ class RecordedGraph:
         noted = [part.launches for part in self._parts if isinstance(part, Notes)]
         return [resolved(launch) for launches in noted for launch in launches]
 
+    @torch.inference_mode()
     def replay(self, rows: int, inputs: Sequence[torch.Tensor]) -> None:
         """Run all calls over all rows of the graph."""
         if rows > self.rows:
@@ -164,6 +165,7 @@ class Recording:
 
     name = "recording"
     pads = True
+    reads_memory = False
     num_bytes = 0
 
     def __init__(self, library: Library | None = None, streams: Streams | None = None) -> None:

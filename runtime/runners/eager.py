@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..attention.backend import AttentionBackend
 from ..forward_batch import ForwardBatch
 from ..kv.pool import KVPool
@@ -29,6 +31,7 @@ class EagerRunner:
         """Never declines."""
         return None
 
+    @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> Logits:
         """Logits float32 [R, V]."""
         self._attention.plan(batch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,6 +30,13 @@ class _Bucket:
     static: StaticBatch
     attention: CapturedAttention
     graph: CapturedGraph
+    outputs: dict[int, Logits] = field(default_factory=dict)  # of its first rows, by their number
+
+    def first(self, rows: int) -> Logits:
+        """The live rows of what a replay wrote; its place never changes."""
+        if rows not in self.outputs:
+            self.outputs[rows] = Logits(*self.graph.outputs).first(rows)
+        return self.outputs[rows]
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         return (*self.static.inputs(), *self.attention.inputs())
@@ -97,14 +104,19 @@ class GraphRunner:
 
     def run(self, batch: ForwardBatch) -> Logits:
         """Logits float32 [R, V], valid until the next run."""
-        bucket = self._buckets[self._size_for(batch.num_rows)]
+        if batch.numbers is not None and self.mechanism.reads_memory:
+            return self._run(batch)  # no torch operation runs that inference mode would matter to
+        with torch.inference_mode():
+            return self._run(batch)
+
+    def _run(self, batch: ForwardBatch) -> Logits:
+        rows = batch.num_rows
+        bucket = self._buckets[self._size_for(rows)]
         bucket.static.fill(batch)
         bucket.attention.refresh(batch)
-        bucket.graph.replay(batch.num_rows, bucket.inputs())
-        logits = Logits(*bucket.graph.outputs).first(batch.num_rows)
-        if batch.logits_rows.numel() == batch.num_rows:
-            return logits
-        return logits.rows(batch.logits_rows)
+        bucket.graph.replay(rows, bucket.inputs())
+        logits = bucket.first(rows)
+        return logits if batch.num_logits == rows else logits.rows(batch.logits_rows)
 
     def _size_for(self, rows: int) -> int:
         return self._sizes[bisect_left(self._sizes, rows)]
@@ -116,6 +128,7 @@ class GraphRunner:
             max_pages=self._parts.max_pages,
             page_size=self._parts.kv.page_size,
             device=self._parts.context.device,
+            by_memory=self.mechanism.reads_memory,
         )
 
 

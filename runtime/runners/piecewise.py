@@ -58,6 +58,7 @@ class PiecewiseRunner:
             max_pages=1,
             page_size=parts.kv.page_size,
             device=parts.context.device,
+            by_memory=self.mechanism.reads_memory,
         )
         batch = static.batch(self.mode)
         attention = _BetweenParts(parts.attention, self.mechanism)
@@ -81,6 +82,7 @@ class PiecewiseRunner:
             return Reason.PADDED_TOO_MUCH
         return None
 
+    @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> Logits:
         """Logits float32 [R, V]."""
         tokens = batch.num_tokens

@@ -16,6 +16,7 @@ from torch import Tensor
 from polypath.kernels.philox import uniform
 from polypath.runtime.device_sampler import DeviceSampler
 from polypath.runtime.host_sampler import HostSampler
+from polypath.runtime.logits import Logits
 from polypath.runtime.logprobs import prompt_logprobs
 from polypath.runtime.request import SamplingParams
 from polypath.runtime.sampler import NoToken, Sampler, build_sampler
@@ -49,7 +50,7 @@ def _sampler() -> Sampler:
 
 
 def _tokens(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
-    return _sampler().sample(logits, rows).to_host()[0]
+    return _sampler().sample(Logits(logits), rows).to_host()[0]
 
 
 def _token(logits: Tensor, **params: object) -> int:
@@ -77,20 +78,23 @@ def test_greedy_takes_the_likeliest() -> None:
 def test_leaves_the_logits_as_they_were() -> None:
     logits = _logits(len(_KINDS))
     before = logits.clone()
-    _sampler().sample(logits, _KINDS)
+    _sampler().sample(Logits(logits), _KINDS)
     assert torch.equal(logits, before)
 
 
 def test_a_row_is_the_same_alone_in_every_order_and_in_every_part_of_the_batch() -> None:
     logits = _logits(len(_KINDS))
-    alone = [_sampler().sample(logits[i : i + 1], [row]).to_host() for i, row in enumerate(_KINDS)]
+    alone = [
+        _sampler().sample(Logits(logits[i : i + 1]), [row]).to_host()
+        for i, row in enumerate(_KINDS)
+    ]
     orders = [*itertools.islice(itertools.permutations(range(len(_KINDS))), 0, 5000, 97)]
     parts = [
         part for size in (2, 3, 5) for part in itertools.combinations(range(len(_KINDS)), size)
     ]
     for order in (*orders, *parts[::3]):
         tokens, logprobs = (
-            _sampler().sample(logits[list(order)], [_KINDS[i] for i in order]).to_host()
+            _sampler().sample(Logits(logits[list(order)]), [_KINDS[i] for i in order]).to_host()
         )
         assert tokens == [alone[i][0][0] for i in order]
         assert logprobs == [alone[i][1][0] for i in order]
@@ -109,7 +113,10 @@ def test_all_24_orders_of_four_neighbours_give_the_same_tokens() -> None:
 def test_rows_drawn_together_equal_rows_drawn_one_by_one(vocab: int) -> None:
     logits = torch.randn(len(_KINDS), vocab, generator=torch.Generator().manual_seed(0)) * 4
     one_by_one, together = HostSampler(vocab, [_EOS]), DeviceSampler(vocab, [_EOS])
-    assert together.sample(logits, _KINDS).to_host() == one_by_one.sample(logits, _KINDS).to_host()
+    assert (
+        together.sample(Logits(logits), _KINDS).to_host()
+        == one_by_one.sample(Logits(logits), _KINDS).to_host()
+    )
 
 
 @pytest.mark.parametrize("kind", [HostSampler, DeviceSampler])
@@ -120,7 +127,10 @@ def test_what_the_forward_pass_found_changes_no_draw(
     logits[1, 3] = float("nan")
     best, sampler = logits.argmax(dim=-1), kind(_VOCAB, [_EOS])
     for rows in (_KINDS, [_row(temperature=0.0)] * len(_KINDS)):
-        plain, told = sampler.sample(logits, rows), sampler.sample(logits, rows, best)
+        plain, told = (
+            sampler.sample(Logits(logits), rows),
+            sampler.sample(Logits(logits, best), rows),
+        )
         assert told.failed_rows() == plain.failed_rows() and 1 in plain.failed_rows()
         for found, expected in zip(told.to_host(), plain.to_host(), strict=True):
             assert found[:1] + found[2:] == expected[:1] + expected[2:]
@@ -130,7 +140,7 @@ def test_what_the_forward_pass_found_changes_no_draw(
 def test_greedy_rows_believe_the_forward_pass() -> None:
     rows, best = [_row(temperature=0.0)] * 2, torch.tensor([5, 7])
     for kind in (HostSampler, DeviceSampler):
-        tokens, _ = kind(_VOCAB, [_EOS]).sample(_logits(2), rows, best).to_host()
+        tokens, _ = kind(_VOCAB, [_EOS]).sample(Logits(_logits(2), best), rows).to_host()
         assert tokens == [5, 7], "else the largest were looked for twice"
 
 
@@ -141,11 +151,11 @@ def test_a_broken_row_is_named_and_hurts_no_neighbour(
 ) -> None:
     logits = _logits(len(_KINDS))
     sampler = kind(_VOCAB, [_EOS])
-    good, good_logprobs = sampler.sample(logits, _KINDS).to_host()
+    good, good_logprobs = sampler.sample(Logits(logits), _KINDS).to_host()
     for broken in range(len(_KINDS)):
         poisoned = logits.clone()
         poisoned[broken, 100] = poison
-        sampled = sampler.sample(poisoned, _KINDS)
+        sampled = sampler.sample(Logits(poisoned), _KINDS)
         tokens, logprobs = sampled.to_host()
         assert sampled.failed_rows() == {broken: NoToken.NOT_FINITE}
         assert 0 <= tokens[broken] < _VOCAB
@@ -160,7 +170,7 @@ def test_a_row_without_any_finite_logit_is_bad_and_one_with_masked_tokens_is_not
     logits = _logits(4)
     logits[[0, 1]] = -torch.inf
     logits[[2, 3], :250] = -torch.inf
-    sampled = kind(_VOCAB, [_EOS]).sample(logits, [_row(), _row(temperature=0.0)] * 2)
+    sampled = kind(_VOCAB, [_EOS]).sample(Logits(logits), [_row(), _row(temperature=0.0)] * 2)
     assert sampled.failed_rows() == dict.fromkeys([0, 1], NoToken.NOT_FINITE)
     assert all(0 <= token < _VOCAB for token in sampled.to_host()[0])
     assert all(token >= 250 for token in sampled.to_host()[0][2:])
@@ -174,7 +184,7 @@ def test_what_a_request_forbids_itself_is_told_from_damaged_logits(
     logits[[1, 3], 7] = torch.nan
     forbids: dict[str, Any] = {"min_tokens": 1, "stop_token_ids": tuple(range(_VOCAB))}
     rows = [_row(**forbids), _row(**forbids), _row(logit_bias={7: 5.0}), _row()]
-    assert kind(_VOCAB, [_EOS]).sample(logits, rows).failed_rows() == {
+    assert kind(_VOCAB, [_EOS]).sample(Logits(logits), rows).failed_rows() == {
         0: NoToken.FORBIDDEN,
         1: NoToken.NOT_FINITE,
         3: NoToken.NOT_FINITE,
@@ -275,7 +285,7 @@ def test_logprobs_are_of_the_raw_distribution_with_rank_and_rivals() -> None:
         _row(temperature=0.0),
         _row(temperature=0.5, top_k=1, logprobs=5),
     ]
-    tokens, logprobs = _sampler().sample(logits, rows).to_host()
+    tokens, logprobs = _sampler().sample(Logits(logits), rows).to_host()
     expected = logits.log_softmax(dim=1)
     assert tokens[0] == 42
     assert logprobs[1] is None

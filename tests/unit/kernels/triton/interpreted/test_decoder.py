@@ -14,7 +14,7 @@ import torch
 from polypath.runtime.attention.triton import TritonBackend
 from polypath.runtime.build_context import BuildContext
 from polypath.runtime.checkpoint.source import open_checkpoint
-from polypath.runtime.forward_batch import ForwardBatch
+from polypath.runtime.forward_batch import BatchTensors, ForwardBatch
 from polypath.runtime.forward_mode import ForwardMode
 from polypath.runtime.kv.pool import KVPool
 from polypath.runtime.linear import dense
@@ -55,14 +55,18 @@ def batch_of(mode: ForwardMode, parts: Sequence[Part]) -> ForwardBatch:
     table = [part.pages + [0] * (width - len(part.pages)) for part in parts]
     return ForwardBatch(
         mode=mode,
-        input_ids=torch.tensor([i for part in parts for i in part.ids[part.start : part.stop]]),
-        positions=torch.tensor([at for part in parts for at in range(part.start, part.stop)]),
-        slots=torch.tensor(slots),
-        page_table=torch.tensor(table, dtype=torch.int32),
         query_starts=tuple(starts),
         kv_lens=tuple(part.stop for part in parts),
-        logits_rows=torch.arange(len(slots)),
+        num_logits=len(slots),
         page_size=PAGE_SIZE,
+        device=CPU,
+        made=BatchTensors(
+            input_ids=torch.tensor([i for part in parts for i in part.ids[part.start : part.stop]]),
+            positions=torch.tensor([at for part in parts for at in range(part.start, part.stop)]),
+            slots=torch.tensor(slots),
+            page_table=torch.tensor(table, dtype=torch.int32),
+            logits_rows=torch.arange(len(slots)),
+        ),
     )
 
 
