@@ -14,6 +14,7 @@ class Place:
     address: str = ""  # the node's, as Ray sees it
     labels: dict[str, str] = field(default_factory=dict)  # of the node
     num_cpus: float | None = None  # that Ray gave; None: nobody counts
+    edition: str = ""  # of the pool's options, which tells workers before and after an update apart
 
     def to_json(self) -> dict[str, object]:
         """What `describe` says of it."""
@@ -23,4 +24,5 @@ class Place:
             "node_address": self.address,
             "labels": dict(self.labels),
             "num_cpus": self.num_cpus,
+            "edition": self.edition,
         }

@@ -21,6 +21,7 @@ from .gateway import Gateway
 from .ledger_actor import connect_ledger
 from .ledger_shared import SharedLedger
 from .pool import OBEDIENT, worker_deployment
+from .pool_archive import PoolArchive, RayStore
 from .roster import follow
 from .routes import build_api
 
@@ -79,8 +80,12 @@ class GatewayReplica:
                 pools=model.pools,
             )
         self._fleet = fleet
+        self._archive: PoolArchive | None = None
         if fleet.is_elastic:
             self._gateway.read_scaling = read_journal
+            app = serve.get_replica_context().app_name
+            self._archive = PoolArchive(app, self._gateway.models, RayStore())
+            await self._archive.start()
         self._rosters = [
             asyncio.create_task(follow(self._gateway, workers)) for workers in pools.values()
         ]
@@ -113,6 +118,9 @@ class GatewayReplica:
         ledger: SharedLedger | None = getattr(self, "_ledger", None)
         if ledger is not None:
             ledger.close()
+        archive: PoolArchive | None = getattr(self, "_archive", None)
+        if archive is not None:
+            archive.close()
         self._gateway.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 
@@ -58,6 +59,19 @@ class PoolSpec:
             if self.is_elastic
             else str(self.num_workers)
         )
+
+    @property
+    def edition(self) -> str:
+        """A short name for all that makes its workers what they are."""
+        made_of = (
+            self.engine,
+            self.num_cpus,
+            self.num_gpus,
+            sorted(self.resources.items()),
+            sorted(self.label_selector.items()),
+            self.accelerator_type,
+        )
+        return hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]
 
     def scaling_rules(self) -> PoolRules:
         """For the scaling policy."""

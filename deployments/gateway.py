@@ -90,8 +90,8 @@ class ServedModel:
 
     def met(self, worker: Worker) -> None:
         """Remember how a worker was, for the time when there is none."""
-        self._book.met(worker)
-        if self.asleep is not None:
+        is_current = self._book.met(worker)
+        if is_current and self.asleep is not None:
             self.asleep = replace(
                 self.asleep,
                 max_model_len=worker.max_model_len,
@@ -99,6 +99,13 @@ class ServedModel:
                 capacity=worker.capacity,
             )
             self.line.asleep_queue = worker.max_waiting
+
+    def recall(self, worker: Worker, speeds: tuple[float, float]) -> None:
+        """Remember a worker that another gateway met, and how fast its pool was."""
+        self.met(worker)
+        if any(speeds):
+            self.last_speeds.setdefault(worker.pool, speeds)
+        self.line.changed()
 
     def pool_speeds(self, pool: str) -> tuple[float, float]:
         """Prefill and decode tokens a second of one worker of the pool with as many requests at

@@ -53,11 +53,15 @@ class WorkerReplica:
     drain_s = DRAIN_S
 
     async def __init__(
-        self, config: EngineConfig, startup_key: str | None = None, pool: str = DEFAULT_POOL
+        self,
+        config: EngineConfig,
+        startup_key: str | None = None,
+        pool: str = DEFAULT_POOL,
+        edition: str = "",
     ) -> None:
         replica = serve.get_replica_context().replica_id.unique_id
         report = StartupReporter(f"{startup_key}/{replica}") if startup_key else None
-        place = _place(pool)
+        place = _place(pool, edition)
         self._replica = replica
         self._worker = self.make_worker(config, place)
         try:
@@ -143,7 +147,7 @@ async def _open_road(road: RoadServer, address: str) -> dict[str, Any] | None:  
         return None
 
 
-def _place(pool: str) -> Place:
+def _place(pool: str, edition: str) -> Place:
     """What Ray says of the process that asks."""
     context = ray.get_runtime_context()
     return Place(
@@ -152,6 +156,7 @@ def _place(pool: str) -> Place:
         address=ray.util.get_node_ip_address(),
         labels={name: str(value) for name, value in context.get_node_labels().items()},
         num_cpus=context.get_assigned_resources().get("CPU"),
+        edition=edition,
     )
 
 
@@ -178,7 +183,7 @@ def worker_deployment(
         # such as too little memory, should not end it until the next deploy.
         max_constructor_retry_count=1 if pool.num_workers else WAKE_TRIES,
     )(WorkerReplica)
-    return deployment.bind(pool.engine, startup_key, pool.name)
+    return deployment.bind(pool.engine, startup_key, pool.name, pool.edition)
 
 
 def actor_options(pool: PoolSpec) -> dict[str, object]:

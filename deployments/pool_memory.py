@@ -30,6 +30,7 @@ class PoolMemory:
     name: str
     max_model_len: int  # tokens that a worker holds at most, as given or as the model goes
     price: float = 1.0
+    edition: str = ""  # of its options, as configured now
     possible: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     last: Worker | None = None  # the newest that there was
 
@@ -40,6 +41,7 @@ class PoolMemory:
             name=pool.name,
             max_model_len=min(pool.engine.max_model_len or max_position, max_position),
             price=pool.price,
+            edition=pool.edition,
             possible=_possible(pool),
         )
 
@@ -95,10 +97,17 @@ class PoolBook:
         self._pools = {pool.name: pool for pool in rank}  # the one to wake first comes first
         self._workers = workers
 
-    def met(self, worker: Worker) -> None:
-        """Remember how a worker is, for the time when its pool has none."""
-        if worker.pool in self._pools:
-            self._pools[worker.pool].last = worker
+    def met(self, worker: Worker) -> bool:
+        """Remember how a worker is, for the time when its pool has none. False: an update leaves
+        it behind, and the next one will be another.
+        """
+        pool = self._pools.get(worker.pool)
+        if pool is None:
+            return True
+        if worker.edition and pool.edition and worker.edition != pool.edition:
+            return False
+        pool.last = worker
+        return True
 
     def sleeping(self) -> list[PoolMemory]:
         """The pools that have no worker, the one to wake first in front."""

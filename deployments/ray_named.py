@@ -152,8 +152,11 @@ class NamedRay:
         if self._is_claimed and _has_serve():
             from ray import serve
 
+            from .pool_archive import forget
+
             if APP_NAME in serve.status().applications:  # else the start ended before that
                 serve.delete(APP_NAME)
+                forget(APP_NAME)
             if self._started_serve and not serve.status().applications:
                 serve.shutdown()
         ray.shutdown()

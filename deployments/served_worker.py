@@ -67,6 +67,7 @@ class Worker:
     paths: dict[str, str]  # mode -> name of the planned path
     description: dict[str, Any]  # JSON: everything else, for /v1/paths
     pool: str = ""
+    edition: str = ""  # of its pool's options; empty: it did not say
     labels: dict[str, str] = field(default_factory=dict)
     features: frozenset[str] = frozenset(FEATURES)
     is_batch_invariant: bool = False
@@ -94,6 +95,7 @@ class Worker:
             paths=dict(said["path"]),
             description=dict(said),
             pool=said.get("pool") or "",
+            edition=said.get("edition") or "",
             labels=dict(said.get("labels") or {}),
             features=frozenset(said.get("features", FEATURES)),
             is_batch_invariant=bool(said.get("batch_invariant")),
