@@ -97,7 +97,8 @@ def _memory_table(plan: ExecutionPlan) -> Table:
         if found is not None:
             number = getattr(found, f"{name}_bytes", None)
             cells.append("" if number is None else gigabytes(number))
-        table.add_row(name, *cells, Text(plan.memory.limit_origin if name == "limit" else ""))
+        said = {"limit": plan.memory.limit_origin, "activation": found and found.activation_origin}
+        table.add_row(name, *cells, Text(said.get(name) or ""))
     if found is not None:
         table.add_row("peak", "", gigabytes(found.peak_bytes), Text(found.peak_origin))
     return table

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from .startup import StartupRecord
 
 STAGES = (  # of a worker, in order
-    *("probe", "plan", "weights", "kv_pool", "graphs", "self_check", "calibration", "ready"),
+    *("probe", "plan", "weights", "kv_pool", "graphs", "self_check", "memory", "calibration"),
+    "ready",
 )
-PRINTED = ("weights", "kv_pool", "graphs", "self_check", "calibration")  # the plan was shown
+PRINTED = STAGES[2:-1]  # the plan was shown
 LABELS = {
     "ray": "Ray",
     "serve": "Serve",
@@ -37,6 +38,7 @@ LABELS = {
     "kv_pool": "KV pool",
     "graphs": "graphs",
     "self_check": "self-check",
+    "memory": "memory",
     "calibration": "calibration",
     "ready": "gateway",  # once the worker is ready, what is missing is an answer over HTTP
 }

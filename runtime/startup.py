@@ -18,13 +18,14 @@ from .attention.loading import BackendUnusable, load_backend
 from .build_context import BuildContext
 from .checkpoint.source import Checkpoint, open_checkpoint
 from .config import EngineConfig, ModelConfig
+from .device_memory import DeviceMemory, device_memory
 from .errors import EngineError
 from .forward_mode import ForwardMode
 from .kv.pages import Pages
 from .kv.pool import KVPool
 from .ladder import capture_graphs
 from .linear import registry as linear_registry
-from .measured import with_measured
+from .measured import Activations, of_a_step, with_measured
 from .model_runner import ModelRunner
 from .models.decoder import Decoder
 from .ops import registry as ops_registry
@@ -36,12 +37,13 @@ from .planning.probe import probe
 from .runners import registry as runner_registry
 from .runners.runner import Runner, RunnerParts
 from .self_check import SelfCheckError, bound_of, self_check
+from .trial import has_own_pool, run_trial, with_measured_pool
 from .weights import WeightLoader, stored_bytes
 
 logger = logging.getLogger(__name__)
 
 Stage = Literal[
-    "probe", "plan", "weights", "kv_pool", "graphs", "self_check", "calibration", "ready"
+    "probe", "plan", "weights", "kv_pool", "graphs", "self_check", "memory", "calibration", "ready"
 ]
 
 
@@ -199,6 +201,8 @@ def _build(
         f"{checkpoint.name}, {num_bytes / 1e6:.0f} MB as {_storage(plan)}",
         {"bytes": num_bytes},
     )
+    memory = device_memory(context.device)
+    plan, activations = _try_step(config, plan, model, context, memory)
     kv, pages = _make_pool(checkpoint, plan)
     stages.done("kv_pool", f"{pages.num_usable} pages of {plan.page_size} tokens")
     runners = make_runners(model, kv, plan, context)
@@ -209,7 +213,8 @@ def _build(
     if plan.capture_sizes:
         stages.done("graphs", plan.path_name(ForwardMode.DECODE))
     plan = _check(config, model, runner, pages, plan, stages)
-    plan = with_measured(plan, num_bytes, kv, rung.runners.values())
+    plan = with_measured(plan, num_bytes, kv, rung.runners.values(), memory, activations)
+    stages.done("memory", "; ".join(e.message for e in plan.events if e.stage == "memory"))
     return Started(
         hardware=hardware,
         plan=plan,
@@ -285,6 +290,26 @@ def load_model(
     weights = loader.load(on_share)
     ops = find(ops_registry.CANDIDATES, plan.paths[ForwardMode.DECODE].ops).load().build(context)
     return Decoder(checkpoint.config, weights, ops)
+
+
+def _try_step(
+    config: EngineConfig,
+    plan: ExecutionPlan,
+    model: Decoder,
+    context: BuildContext,
+    memory: DeviceMemory | None,
+) -> tuple[ExecutionPlan, Activations | None]:
+    """On a card: run a largest step, and give the pool what is measured to be left."""
+    if memory is None:
+        return plan, None
+    is_ours = has_own_pool(plan, config)
+    quiet = replace(context, notes=[])  # the builders will say it again
+    trial = run_trial(
+        plan, model, memory, lambda kv: make_runners(model, kv, plan, quiet), captures=is_ours
+    )
+    if is_ours:
+        plan = with_measured_pool(plan, trial, config)
+    return plan, of_a_step(trial.step_bytes)
 
 
 def _make_pool(checkpoint: Checkpoint, plan: ExecutionPlan) -> tuple[KVPool, Pages]:

@@ -61,11 +61,12 @@ def memory_line(worker: dict[str, Any]) -> str:  # JSON of one worker in /v1/pat
     planned, measured = plan.get("memory") or {}, plan.get("measured")
     if measured is None:
         return "memory: not measured"
-    parts = [
-        f"{name} {gigabytes(measured[f'{name}_bytes'])} of "
-        f"{gigabytes(planned.get(f'{name}_bytes'))} planned"
-        for name in ("weights", "kv", "graph")
-    ]
+    parts = []
+    for name in ("weights", "kv", "activation", "graph"):
+        number = measured.get(f"{name}_bytes")
+        found = "not measured" if number is None else gigabytes(number)
+        parts.append(f"{name} {found} of {gigabytes(planned.get(f'{name}_bytes'))} planned")
+    parts[2] += f" ({measured.get('activation_origin', 'by an older version')})"
     peak = f"peak {gigabytes(measured['peak_bytes'])} {measured['peak_origin']}"
     return f"memory: {', '.join([*parts, peak])}"
 

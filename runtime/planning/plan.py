@@ -61,6 +61,8 @@ class MeasuredMemory:
 
     weights_bytes: int
     kv_bytes: int
+    activation_bytes: int | None = None  # None: not measured
+    activation_origin: str = "not measured"  # of what, or why not
     graph_bytes: int
     peak_bytes: int  # the most that was held at once so far
     peak_origin: str  # of what, and who counted

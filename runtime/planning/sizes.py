@@ -70,8 +70,13 @@ class Question:
     @property
     def share(self) -> float:
         """Part of the memory left that the pool may take."""
-        default = DEFAULTS[self.device]["memory_share"]
-        return default if self.config.memory_share is None else self.config.memory_share
+        return memory_share(self.config, self.device)
+
+
+def memory_share(config: EngineConfig, device: str) -> float:
+    """As asked, else the default of that kind of device."""
+    default = DEFAULTS[device]["memory_share"]
+    return default if config.memory_share is None else config.memory_share
 
 
 def choose_sizes(

@@ -192,8 +192,9 @@ def test_measured_memory_stands_beside_the_estimate(model) -> None:
     found = make_plan(load_hardware("h200"), model, EngineConfig(model="m"))
     measured = MeasuredMemory(
         weights_bytes=1 << 20, kv_bytes=2 << 20, graph_bytes=3 << 20, peak_bytes=77 << 20,
-        peak_origin="of the card",
+        peak_origin="of the card", activation_bytes=55 << 20, activation_origin="a largest step",
     )  # fmt: skip
     page = io.StringIO()
     render_plan(replace(found, measured=measured), Console(file=page, width=200))
     assert "measured" in page.getvalue() and "77 MiB" in page.getvalue()
+    assert re.search(r"activation +[0-9.]+ [GM]iB +55 MiB +a largest step", page.getvalue())

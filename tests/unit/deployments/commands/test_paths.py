@@ -46,10 +46,15 @@ def test_a_silent_worker_is_shown_as_such() -> None:
 def test_memory_is_shown_as_measured_and_as_planned() -> None:
     names = ("weights_bytes", "kv_bytes", "graph_bytes")
     measured = dict.fromkeys(names, 2 << 20) | {"peak_bytes": 9 << 20, "peak_origin": "resident"}
-    plan = {"memory": dict.fromkeys(names, 3 << 20), "measured": measured}
+    planned = dict.fromkeys((*names, "activation_bytes"), 3 << 20)
+    plan = {"memory": planned, "measured": measured}
     text = memory_line(WORKER | {"plan": plan})
     assert text.startswith("memory: weights 2 MiB of 3 MiB planned, kv 2 MiB of 3 MiB planned")
+    assert "activation not measured of 3 MiB planned (by an older version)" in text
     assert text.endswith("peak 9 MiB resident")
+    measured |= {"activation_bytes": 1 << 20, "activation_origin": "a largest step"}
+    text = memory_line(WORKER | {"plan": plan})
+    assert "activation 1 MiB of 3 MiB planned (a largest step)" in text
 
 
 def test_a_worker_of_an_older_version_was_not_measured() -> None:
