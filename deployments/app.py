@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 NAME = "gateway"
 UPDATE_DRAIN_S = 300.0  # streams of a gateway that an update replaces have so long
 DRAIN_S = 15.0  # a gateway that leaves lets its answers end for so long
+FAREWELL_S = 2.0  # of these, to say so to clients whose answers do not
 
 
 class OneRequestId:
@@ -109,10 +110,19 @@ class GatewayReplica:
         if self._door is not None and (why := self._door.why_closed()):
             raise RuntimeError(why)
 
+    async def say_goodbye(self) -> None:
+        """Whoever waits for an answer is told that none comes, and nobody is let in any more."""
+        await self._gateway.open_requests.end_all()
+
     async def __del__(self) -> None:
+        if hasattr(self, "_gateway"):
+            self._gateway.open_requests.end_waiting()
         door: FrontDoor | None = getattr(self, "_door", None)
         if door is not None:
-            await door.close(DRAIN_S)
+            closing = asyncio.create_task(door.close(DRAIN_S))
+            await asyncio.wait({closing}, timeout=DRAIN_S - FAREWELL_S)
+            await self.say_goodbye()
+            await closing
         for roster in getattr(self, "_rosters", ()):
             roster.cancel()
         ledger: SharedLedger | None = getattr(self, "_ledger", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import warnings
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 from ..runtime.errors import EngineError
 from . import listen, startup
-from .app import build_application, packed
+from .app import NAME, build_application, packed
 from .autoscaling_serve import POLICY
 from .config import APP_NAME
 from .fleet import FleetSpec, deployment_name, pool_title
@@ -17,7 +18,10 @@ from .front import FrontAddress
 from .pool_start import PoolStart, Progress
 from .tls import TlsFiles
 
+logger = logging.getLogger("polypath.deploy")
+
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+GOODBYE_LIMIT_S = 2.5
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -111,6 +115,21 @@ class Deployment:
             return httpx.get(url, timeout=5, verify=verify).status_code == 200
         except httpx.HTTPError:
             return False
+
+    def say_goodbye(self) -> None:
+        """Have the gateway tell its clients that it stops, if it can at once."""
+        from ray import serve
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        async def ask() -> None:
+            async with asyncio.timeout(GOODBYE_LIMIT_S):
+                await serve.get_deployment_handle(NAME, APP_NAME).say_goodbye.remote()
+
+        try:
+            asyncio.run(ask())
+        except (RayError, RayServeException, TimeoutError, RuntimeError, OSError) as error:
+            logger.info("clients were not told that the server stops: %s", type(error).__name__)
 
     def pools(self) -> list[PoolStart]:
         """The workers' own records alone: cheap reads."""

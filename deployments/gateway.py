@@ -14,6 +14,7 @@ from .answer_length import AnswerLength
 from .api_settings import ApiSettings
 from .errors import ApiError, retry_after
 from .metrics import GatewayMetrics
+from .open_requests import OpenRequests
 from .pool_memory import PoolBook, PoolMemory
 from .prompts import PromptReader
 from .router import RoutingRules
@@ -127,6 +128,7 @@ class Gateway:
         self.models: dict[str, ServedModel] = {}
         self.id = f"gateway-{secrets.token_hex(4)}"
         self.metrics = GatewayMetrics(self.id)
+        self.open_requests = OpenRequests()
         self.read_scaling: Callable[[], dict[str, Any]] | None = None  # the policy's journal
         self._refreshing: asyncio.Task[None] | None = None
 

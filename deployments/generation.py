@@ -54,9 +54,11 @@ class Generation:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
+        self._gateway.open_requests.enter(self)
         try:
             self.model.line.require_space(len(self.answers))
         except QueueFullError:
+            self._gateway.open_requests.leave(self)
             self._metrics.count_refused(self.model.name, "queue_full")
             raise
         self._attempts = [self._begin(answer) for answer in self.answers]
@@ -67,6 +69,15 @@ class Generation:
         for task in self._tasks:
             task.add_done_callback(self._hand_over_error)
         return self
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no worker has any of its answers, or had."""
+        return self.worker is None
+
+    def fail(self, error: BaseException) -> None:
+        """End it with this, wherever it is."""
+        self._inbox.put_nowait(error)
 
     def _begin(self, answer: Answer) -> Attempts:
         request = answer.request
@@ -105,6 +116,7 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._gateway.open_requests.leave(self)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

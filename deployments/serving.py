@@ -71,6 +71,7 @@ class Session:
         self._thread = ThreadPoolExecutor(1, "ray")
         self._deployment: Deployment | None = None
         self._busy: Future[Any] | None = None  # the last call into Ray
+        self._is_serving = False
 
     def run(self, host: str, port: int) -> int:
         """Start, watch, stop; the exit code."""
@@ -87,6 +88,7 @@ class Session:
                     listen.warning(host, port),
                     needs_key=not self._fleet.auth.is_open,
                 )
+                self._is_serving = True
                 for note in exposure_notes(self._fleet.auth, host, is_tls=tls is not None):
                     self._view.note(note)
                 self._watch(interrupts)
@@ -182,9 +184,9 @@ class Session:
 
     def _stop(self, code: int) -> None:
         """Orderly, unless Ray is in the middle of something or hangs: nothing of ours may stay."""
-        stopped = self._thread.submit(self._ray.stop, keep_logs=code != 0)
+        stopped = self._thread.submit(self._end, code)
         limit_s = STOP_LIMIT_S
-        if self._busy is not None and not self._busy.done():
+        if self._busy is not None and not self._busy.done() and not self._is_serving:
             limit_s = STOP_BUSY_LIMIT_S
         done, _ = wait([stopped], timeout=limit_s)
         self._view.close()
@@ -193,6 +195,14 @@ class Session:
             _leave(code)
         self._thread.shutdown()
         stopped.result()
+
+    def _end(self, code: int) -> None:
+        """On Ray's thread. A Ray that stays takes the application out by itself, drained; ours goes
+        with it, so its clients are told first.
+        """
+        if self._ray.is_ours and self._is_serving and self._deployment is not None:
+            self._deployment.say_goodbye()
+        self._ray.stop(keep_logs=code != 0)
 
     def _give_up(self) -> None:
         self._view.close()

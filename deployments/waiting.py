@@ -147,9 +147,10 @@ class Line:
             if forecasts.of(worker).why_full(1, now_s) is None:
                 left += worker.concurrency + AHEAD - worker.num_busy(now_s)
         if num_answers > left:
+            asked = f"{num_answers} answers are too many now: " if num_answers > 1 else ""
             raise QueueFullError(
-                f"{len(self._tickets)} answers wait here, and the limit is {limit}; try again "
-                "later",
+                f"{asked}{len(self._tickets)} answers wait here, and the limit is {limit}; try "
+                "again later",
                 max(1.0, self.queue_time_s()),
             )
 
