@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..kernels.transfer import to_device
 from .counters import Counters
-from .errors import QueueFullError, RequestError
+from .emitter import Emitter
+from .errors import QueueFullError
 from .forward_batch import ForwardBatch
-from .launched_step import Drawn, LaunchedStep, StepSize
-from .logits import Logits
-from .logprobs import RowLogprobs, prompt_logprobs
+from .inbox import Inbox
+from .launched_step import LaunchedStep, StepSize
 from .overlap import Overlap
 from .penalties import counts_tokens
-from .request import FinishReason, Request, RequestOutput, StepCount, TokenLogprob
-from .sampler import NoToken, build_sampler
-from .scheduler import RequestState, ScheduledRow, Scheduler
+from .request import FinishReason, Request, RequestOutput
+from .sampler import build_sampler
+from .scheduler import ScheduledRow, Scheduler
 from .speeds import SpeedMeter
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ class Engine:
         self.counters = Counters()
         self._runner = started.runner
         self._device = torch.device(self.plan.device)
-        self._stop_ids = frozenset(self.model.config.eos_ids)
         self._sampler = build_sampler(
             self.model.config.vocab_size,
             self._device,
@@ -68,8 +66,17 @@ class Engine:
             max_num_batched_tokens=self.plan.max_num_batched_tokens,
         )
         self._launched: deque[LaunchedStep] = deque()  # given to the device, not yet emitted
-        self._inbox: deque[Request | str] = deque()  # requests, and ids to cancel, in order
-        self._known: set[str] = set()  # ids submitted and not yet ended
+        self._inbox = Inbox(
+            capacity=self.plan.max_num_seqs + self.plan.max_waiting,
+            vocab_size=self.model.config.vocab_size,
+        )
+        self._emitter = Emitter(
+            self._scheduler,
+            self.pages,
+            self.counters,
+            self._inbox,
+            stop_ids=frozenset(self.model.config.eos_ids),
+        )
         self._tokenizer: Tokenizer | None = None  # loaded at first use: a worker never needs it
         self.last_step_s = time.monotonic()
         self.last_step = StepSize(num_tokens=0, is_decode=False, seconds=0.0)
@@ -107,54 +114,35 @@ class Engine:
         """
         self.check(request)
         if not self.has_room():
-            limit = self.plan.max_num_seqs + self.plan.max_waiting
             raise QueueFullError(
-                f"{len(self._known)} requests run or wait here, and the limit is {limit}; try "
-                "again later",
+                f"{self._inbox.num_known} requests run or wait here, and the limit is "
+                f"{self._inbox.capacity}; try again later",
                 retry_after_s=max(1.0, self.queue_time_s()),
             )
-        self._known.add(request.id)
-        self._inbox.append(request)
+        self._inbox.put(request)
 
     def has_room(self) -> bool:
         """Whether the finite queue takes another request."""
-        return len(self._known) < self.plan.max_num_seqs + self.plan.max_waiting
+        return self._inbox.has_room
 
     def check(self, request: Request) -> None:
         """Raise RequestError or ContextLengthError when the request could never run here."""
-        if request.id in self._known:
-            raise RequestError(f"a request with id {request.id!r} is running already", "id")
-        if not request.prompt_ids:
-            raise RequestError("the prompt has no token; send at least one", "prompt")
-        vocab = self.model.config.vocab_size
-        for name, ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
-            if min(ids, default=0) < 0 or max(ids, default=0) >= vocab:
-                wrong = next(i for i in ids if not 0 <= i < vocab)
-                raise RequestError(
-                    f"{name} holds token id {wrong}; this model's ids are 0 to {vocab - 1}", name
-                )
-        biased = [i for i in request.sampling.logit_bias if not 0 <= i < vocab]
-        if biased:
-            raise RequestError(
-                f"logit_bias names token id {biased[0]}; this model's ids are 0 to {vocab - 1}",
-                "logit_bias",
-            )
+        self._inbox.check(request)
         self._scheduler.check(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request, wherever it is, before the next step; an unknown or ended one is left
         alone.
         """
-        if request_id in self._known:
-            self._inbox.append(request_id)
+        self._inbox.cancel(request_id)
 
     def knows(self, request_id: str) -> bool:
         """Whether a request of this id has been submitted and has not ended."""
-        return request_id in self._known
+        return self._inbox.knows(request_id)
 
     def has_work(self) -> bool:
         """Whether `step` would do something."""
-        return bool(self._inbox or self._launched) or self._scheduler.has_work()
+        return self._inbox.has_items or bool(self._launched) or self._scheduler.has_work()
 
     def step(self) -> list[RequestOutput]:
         """Run one step: admit, schedule, build the batch, forward, sample, emit.
@@ -173,12 +161,11 @@ class Engine:
 
     def _take_inbox(self) -> list[RequestOutput]:
         ended: list[RequestOutput] = []
-        while self._inbox:
-            item = self._inbox.popleft()
+        while (item := self._inbox.take()) is not None:
             if isinstance(item, Request):
                 self._scheduler.add(item)
             elif (state := self._scheduler.cancel(item)) is not None:
-                ended.append(self._ended(state, FinishReason.CANCELLED))
+                ended.append(self._emitter.ended(state, FinishReason.CANCELLED))
         return ended
 
     def _settle(self, rows: list[ScheduledRow]) -> tuple[list[ScheduledRow], list[RequestOutput]]:
@@ -204,7 +191,7 @@ class Engine:
                 batch = batch.with_drawn(before.device_ids)
             logits, runner, reason = self._runner.forward(batch)
             self.counters.forward_seconds += time.monotonic() - start
-            launched = self._sample(rows, logits, batch.num_logits, began)
+            launched = LaunchedStep.sample(rows, logits, batch.num_logits, self._sampler, began)
         except RuntimeError as error:
             return self._emit_steps() + self._fail(rows, error)
         # `value` of an enum is a call of Python's, and here caches are empty
@@ -230,11 +217,12 @@ class Engine:
         try:
             drawn = step.drawn()
             for row, numbers in step.scores:
-                self._score_prompt(row, numbers)
+                self._emitter.score_prompt(row, numbers)
         except RuntimeError as error:
             return self._fail(step.rows, error)
         runs = self._scheduler.runs
-        found = [self._emit(row, drawn) for row in step.rows if runs(row.state)]
+        emit = self._emitter.emit
+        found = [emit(row, drawn) for row in step.rows if runs(row.state)]
         self.last_step = step.size(time.monotonic() - max(step.began, self.last_step_s))
         self.speeds.observe(
             self.last_step.num_tokens, self.last_step.is_decode, self.last_step.seconds
@@ -250,113 +238,7 @@ class Engine:
         left = [row.state for row in rows if self._scheduler.runs(row.state)]
         for state in left:
             self._scheduler.finish(state)
-        return [self._ended(state, FinishReason.ERROR, text) for state in left]
-
-    def _sample(
-        self, rows: list[ScheduledRow], logits: Logits, num_logits: int, began: float
-    ) -> LaunchedStep:
-        """Draw a token for each row that samples; compute prompt log-probabilities."""
-        scores: list[tuple[ScheduledRow, RowLogprobs]] = []
-        sampling: list[RequestState] = []
-        wanted: list[int] = []
-        offset = 0
-        for row in rows:
-            if scored := row.num_prompt_logits:
-                scores.append((row, _prompt_scores(row, logits.values[offset : offset + scored])))
-                offset += scored
-            if row.samples:
-                row.draw = len(sampling)
-                sampling.append(row.state)
-                wanted.append(offset)
-                offset += 1
-        if not sampling:
-            return LaunchedStep(rows, began, None, scores)
-        if len(wanted) < num_logits:
-            logits = logits.rows(to_device(torch.tensor(wanted), logits.values.device))
-        sampled = self._sampler.sample(logits, sampling)
-        return LaunchedStep(rows, began, sampled, scores)
-
-    def _score_prompt(self, row: ScheduledRow, numbers: RowLogprobs) -> None:
-        """Collect prompt log-probabilities, unless they will be computed again."""
-        if self._scheduler.runs(row.state):
-            if not row.state.prompt_logprobs:
-                row.state.prompt_logprobs.append(None)
-            row.state.prompt_logprobs.extend(numbers.to_host())
-
-    def _emit(self, row: ScheduledRow, drawn: list[Drawn]) -> RequestOutput | None:
-        """What its row gave one request; None while its prompt is not yet complete."""
-        state = row.state
-        self._scheduler.remember(row)
-        if row.draw < 0:
-            if row.start + row.num_tokens < state.num_known:
-                return None
-            self._scheduler.finish(state)  # its answer was complete before
-            return self._ended(state, FinishReason.LENGTH)
-        token = drawn[row.draw]
-        if isinstance(token, NoToken):
-            self._scheduler.finish(state)
-            if token is NoToken.NOT_FINITE:  # keys and values of others may be damaged too
-                self.pages.forget_all()
-            return self._ended(state, FinishReason.ERROR, f"no token can be drawn: {token.value}")
-        state.resolve(token[0])
-        self.counters.generation_tokens += 1
-        reason = self._finish_reason(state, token[0])
-        if reason is None:
-            return self._output(state, token)
-        self._scheduler.finish(state)
-        return self._ended(state, reason, token=token)
-
-    def _finish_reason(self, state: RequestState, token: int) -> FinishReason | None:
-        params = state.sampling
-        is_end = (
-            token in self._stop_ids and not params.ignore_eos
-        ) or token in params.stop_token_ids
-        num_outputs = state.num_known_outputs
-        if is_end and num_outputs > params.min_tokens:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if num_outputs >= state.max_outputs else None
-
-    def _output(
-        self,
-        state: RequestState,
-        token: tuple[int, TokenLogprob | None] | None = None,
-        reason: FinishReason | None = None,
-        error: str | None = None,
-    ) -> RequestOutput:
-        prompt_logprobs = None
-        if not state.has_prompt_logprobs and reason not in (
-            FinishReason.CANCELLED,
-            FinishReason.ERROR,
-        ):
-            state.has_prompt_logprobs = True
-            prompt_logprobs = tuple(state.prompt_logprobs or [None])
-            state.prompt_logprobs = []
-        ids = () if token is None else (token[0],)
-        steps = () if reason is None else _step_counts(state)
-        return RequestOutput(
-            request_id=state.request.id,
-            position=state.num_known_outputs - len(ids),
-            token_ids=ids,
-            logprobs=() if token is None or token[1] is None else (token[1],),
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=reason,
-            cached_tokens=state.cached_tokens,
-            steps=steps,
-            error=error,
-        )
-
-    def _ended(
-        self,
-        state: RequestState,
-        reason: FinishReason,
-        error: str | None = None,
-        token: tuple[int, TokenLogprob | None] | None = None,
-    ) -> RequestOutput:
-        """The last output of a request that the scheduler has let go."""
-        self._known.discard(state.request.id)
-        self.counters.requests[reason.value] += 1
-        self.counters.prompt_tokens += state.num_prompt
-        return self._output(state, token, reason, error)
+        return [self._emitter.ended(state, FinishReason.ERROR, text) for state in left]
 
     def queue_time_s(self) -> float:
         """How long a new request is likely to wait, in seconds: what admitted ones waited, or the
@@ -372,13 +254,11 @@ class Engine:
 
     def num_waiting(self) -> int:
         """Requests submitted that hold no pages yet, preempted ones included."""
-        return max(0, len(self._known) - self._scheduler.num_running)
+        return max(0, self._inbox.num_known - self._scheduler.num_running)
 
     def num_queued_tokens(self) -> int:
         """Tokens to be computed before every request here decodes; for the engine's own thread."""
-        inbox = [item for item in tuple(self._inbox) if isinstance(item, Request)]
-        new = sum(len(request.prompt_ids) + len(request.output_ids) for request in inbox)
-        return new + self._scheduler.num_queued_tokens()
+        return self._inbox.num_tokens() + self._scheduler.num_queued_tokens()
 
     def stats(self) -> dict[str, object]:
         """Live load and counters; may be read from another thread."""
@@ -405,18 +285,3 @@ class Engine:
         from .offline import generate
 
         return generate(self, prompts, params, stop=stop)
-
-
-def _step_counts(state: RequestState) -> tuple[StepCount, ...]:
-    return tuple(
-        StepCount(mode=mode, runner=runner, reason=reason, steps=n)
-        for (mode, runner, reason), n in sorted(state.steps.items())
-    )
-
-
-def _prompt_scores(row: ScheduledRow, logits: torch.Tensor) -> RowLogprobs:
-    """Log-probabilities of the prompt tokens after those of `logits`."""
-    state, k = row.state, row.state.sampling.prompt_logprobs
-    assert k is not None, "only a request that asks has prompt logits"
-    first = state.num_computed + 1
-    return prompt_logprobs(logits, state.token_ids[first : first + len(logits)], k)
