@@ -17,6 +17,7 @@ from .route_wish import ROUTE, RouteWish
 
 if TYPE_CHECKING:
     from .gateway import Gateway, ServedModel
+    from .needs import Needs
     from .router import Decision
     from .served_worker import Worker
 
@@ -56,7 +57,8 @@ class Generation:
     async def __aenter__(self) -> Self:
         self._gateway.open_requests.enter(self)
         try:
-            self.model.line.require_space(len(self.answers))
+            needs = max(map(self._needs, self.answers), key=lambda each: each.num_tokens)
+            self.model.line.require_space(len(self.answers), needs)
         except QueueFullError:
             self._gateway.open_requests.leave(self)
             self._metrics.count_refused(self.model.name, "queue_full")
@@ -69,6 +71,9 @@ class Generation:
         for task in self._tasks:
             task.add_done_callback(self._hand_over_error)
         return self
+
+    def _needs(self, answer: Answer) -> Needs:
+        return self._wish.needs(len(answer.request.prompt_ids), answer.request.sampling)
 
     @property
     def is_waiting(self) -> bool:
@@ -83,7 +88,7 @@ class Generation:
         request = answer.request
         return Attempts(
             request,
-            self._wish.needs(len(request.prompt_ids), request.sampling),
+            self._needs(answer),
             line=self.model.line,
             rules=self._wish.rules(self.model.rules),
             lengths=self.model.lengths,

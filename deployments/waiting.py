@@ -13,12 +13,12 @@ from .arrivals import Arrivals
 from .autoscaling_pools import Demand, Tokens
 from .errors import ApiError, retry_after
 from .forecast import AHEAD
-from .needs import no_capable_worker
+from .needs import Needs, no_capable_worker
 from .pool_memory import PoolBook
-from .router import Ask, Decision, Forecasts, choose, is_late
+from .router import Ask, Decision, Forecasts, choose
 from .served_worker import Job, Worker
+from .ticket import Ticket
 
-PATIENCE = 3.0  # goals: what waited for so long is late, and waits for no others any more
 LOOK_AHEAD = 64  # waiting answers that one pass counts for workers that they wait for
 MAX_SETS = 32  # of pools, whose demand is told apart
 ASLEEP_QUEUE = 256  # before the first worker was seen
@@ -37,40 +37,6 @@ class Limits:
     max_queued: int | None = None  # answers; None: as many as all workers' own queues would hold
     stranded_s: float = 30.0  # an answer that no worker can take waits so long for one to come
     same_class_s: float = 2.0  # a resumed answer waits so long for room on a worker of its class
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class Ticket:
-    """One answer that waits; smaller `order` goes first."""
-
-    ask: Ask
-    order: tuple[int, float, int]  # priority, arrival, number
-    future: asyncio.Future[Job]
-    since_s: float  # of the loop's clock
-    decision: Decision | None = None
-    last_error: Exception | None = None  # of the worker that failed it
-    stranded_since_s: float | None = None  # no worker can take it since then
-    awaits_pool: bool = False  # only a pool that has no worker may take it
-    service_s: float = 0.0  # that it takes at least, without waiting, as of the last look
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it waits for nothing but room for a new answer."""
-        is_decided = self.decision is not None and self.stranded_since_s is None
-        return is_decided and not self.ask.is_resumed
-
-    def turn(self, now_s: float) -> tuple[int, bool, float, int]:
-        """Its place among those that wait: by priority, then those that can still keep their goal
-        before those that cannot, for a while; then by arrival.
-        """
-        priority, arrived_s, number = self.order
-        due_s = self.ask.due_s
-        yields = (
-            due_s is not None
-            and is_late(due_s, now_s, (1.0 + self.ask.doubt) * self.service_s)
-            and now_s - self.since_s < PATIENCE * (due_s - self.since_s)
-        )
-        return (priority, yields, arrived_s, number)
 
 
 class Line:
@@ -135,24 +101,43 @@ class Line:
         oldest = min(ticket.since_s for ticket in self._tickets)
         return max(self._wait_s, asyncio.get_running_loop().time() - oldest)
 
-    def require_space(self, num_answers: int) -> None:
-        """Raise `QueueFullError` when so many new answers are more than can start or wait."""
-        now_s = asyncio.get_running_loop().time()
-        forecasts = Forecasts(now_s)
-        limit = self._max_queued()
-        left = limit - self._num_queued()
-        if num_answers <= left:
-            return
-        for worker in self._workers.values() if not self._tickets else ():
-            if forecasts.of(worker).why_full(1, now_s) is None:
-                left += worker.concurrency + AHEAD - worker.num_busy(now_s)
+    def require_space(self, num_answers: int, needs: Needs | None = None) -> None:
+        """Raise `QueueFullError` when so many new answers with these needs are more than can start
+        or wait. Those held for a pool that is to wake have a queue of their own: while it is full
+        others go on, and while theirs is full, so do these.
+        """
+        num_held = sum(ticket.awaits_pool for ticket in self._tickets) if self._workers else 0
+        if needs is not None and self._is_held(needs):
+            num_waiting, limit, left = num_held, self.asleep_queue, self.asleep_queue - num_held
+        else:
+            num_waiting, limit = len(self._tickets) - num_held, self._max_queued()
+            left = limit - num_waiting + (0 if num_waiting else self._num_free())
         if num_answers > left:
             asked = f"{num_answers} answers are too many now: " if num_answers > 1 else ""
             raise QueueFullError(
-                f"{asked}{len(self._tickets)} answers wait here, and the limit is {limit}; try "
-                "again later",
+                f"{asked}{num_waiting} answers wait here, and the limit is {limit}; try again "
+                "later",
                 max(1.0, self.queue_time_s()),
             )
+
+    def _is_held(self, needs: Needs) -> bool:
+        """Whether only a pool that has no worker, while others have some, may serve this."""
+        workers = self._workers.values()
+        return (
+            bool(workers)
+            and all(needs.why_not(worker) for worker in workers)
+            and self._pools.may_come(needs)
+        )
+
+    def _num_free(self) -> int:
+        """Answers that workers could start now."""
+        now_s = asyncio.get_running_loop().time()
+        forecasts = Forecasts(now_s)
+        return sum(
+            worker.concurrency + AHEAD - worker.num_busy(now_s)
+            for worker in self._workers.values()
+            if forecasts.of(worker).why_full(1, now_s) is None
+        )
 
     def _max_queued(self) -> int:
         if self.limits.max_queued is not None:
@@ -160,15 +145,6 @@ class Line:
         if not self._workers:
             return self.asleep_queue
         return sum(worker.max_waiting for worker in self._workers.values())
-
-    def _num_queued(self) -> int:
-        """Answers that count against the limit: those held for a pool that is to wake keep no place
-        from others while they are not more than may wait for one.
-        """
-        if not self._workers:
-            return len(self._tickets)
-        num_held = sum(ticket.awaits_pool for ticket in self._tickets)
-        return len(self._tickets) - min(num_held, self.asleep_queue)
 
     async def place(
         self,

@@ -72,11 +72,13 @@ async def test_what_runs_ends_in_an_error_in_the_end_and_frees_its_worker(serve:
     assert not link.running and len(link.cancelled) == 4
 
 
-async def test_a_refused_request_is_not_open(tiny: Checkpoint, serve: Serve) -> None:
+async def test_a_refused_request_is_not_open(serve: Serve) -> None:
     gateway = await serve(FakeLink(max_num_seqs=1, max_waiting=0, step_s=0.05))
     async with client_of(gateway) as client:
-        answers = await asyncio.gather(
-            *(client.post("/v1/completions", json=ENDLESS | {"max_tokens": 3}) for _ in range(6))
-        )
-    assert 429 in {answer.status_code for answer in answers}
+        body = ENDLESS | {"max_tokens": 6}
+        running = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in "ab"]
+        await has_open(gateway, 2)
+        assert (await client.post("/v1/completions", json=body)).status_code == 429
+        assert len(gateway.open_requests) == 2
+        assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
     assert not len(gateway.open_requests)

@@ -10,7 +10,8 @@ import pytest
 from polypath.deployments.needs import Needs
 from polypath.deployments.router import Ask, Forecasts, RouteReason, RoutingRules, choose, is_late
 from polypath.deployments.served_worker import Job, Worker
-from polypath.deployments.waiting import PATIENCE, Limits, Line
+from polypath.deployments.ticket import PATIENCE
+from polypath.deployments.waiting import Limits, Line
 from polypath.tests.paced import PacedLink
 from polypath.tests.paced_load import PacedLoad, answer
 from polypath.tests.virtual_time import run_virtually

@@ -242,12 +242,28 @@ def test_held_answers_keep_neither_place_nor_turn_from_others() -> None:
         short = await line.place(ask(10), arrived_s=1.0)
         assert short.worker is workers["s"] and not short.is_bound
         line.asleep_queue = 60
-        with pytest.raises(QueueFullError):
-            line.require_space(2)
+        line.require_space(2, needs(num_tokens=10))
+        with pytest.raises(QueueFullError, match="70 answers wait here, and the limit is 60"):
+            line.require_space(1, needs(num_tokens=100))
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
         assert len(line) == 0
+
+    run_virtually(work())
+
+
+def test_a_full_queue_of_the_awake_keeps_no_place_from_what_a_sleeping_pool_is_woken_for() -> None:
+    async def work() -> None:
+        line, _, _ = await _line(max_queued=2)
+        short = [asyncio.create_task(line.place(ask(10), arrived_s=0.0)) for _ in range(4)]
+        await asyncio.sleep(1)
+        with pytest.raises(QueueFullError, match="2 answers wait here, and the limit is 2"):
+            line.require_space(1, needs(num_tokens=10))
+        line.require_space(1, needs(num_tokens=100))
+        for task in short:
+            task.cancel()
+        await asyncio.gather(*short, return_exceptions=True)
 
     run_virtually(work())
 
