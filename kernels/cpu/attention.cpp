@@ -145,6 +145,18 @@ inline void prefetch(const Call& c, const Piece& p, const Places& places, int fi
   }
 }
 
+// Reads a tile and its values through, all KV heads of the piece, in the order of memory: nothing is computed yet that
+// requests could hide behind, and plain loads bring in a sequence twice as fast as a burst of requests.
+inline void read_through(const Call& c, const Piece& p, const Places& places) {
+  const int64_t behind = to_values(*c.pool), size = bytes_each(*c.pool) * c.pool->head_dim * p.kv_heads;
+  for (const int64_t ahead : {int64_t{0}, behind}) {
+    for (int k = 0; k < places.count; ++k) {
+      const volatile char* at = places.keys[k] + ahead;
+      for (int64_t i = 0; i < size; i += 64) static_cast<void>(at[i]);
+    }
+  }
+}
+
 // The memory of the next tile, asked for line by line while this one is computed, in its own order: in one go the requests
 // would fill the core's queue of misses and hold it up.
 class Ahead {
@@ -510,7 +522,7 @@ void decode_range(const Call& c, const Piece& p, float* slots, const Piece* afte
   const int begin = first_key(c, p, p.range), end = end_of_keys(c, p, p.range);
   Places places[2];
   find_tile(c, p, begin, end, &places[0]);
-  if (p.is_first) prefetch(c, p, places[0], 0, kKeyTile);
+  if (p.is_first) read_through(c, p, places[0]);
   const int n = c.pool->head_dim, points = p.kv_heads * (kKeyTile / kLanes) * (n / kLanes + n / (2 * kLanes));
   Ahead ahead;
   int now = 0;
@@ -611,7 +623,7 @@ void run(const Call& c, const std::vector<Piece>& pieces, const std::vector<Merg
   team().run((num_merges + kMergesAtOnce - 1) / kMergesAtOnce, merge_some);
 }
 
-// KV heads of a decode piece: all of them, unless too few pieces would be left for the team.
+// KV heads of a decode piece: all of them, which lie side by side, unless threads of the team would go without a piece.
 int heads_at_once(const Call& c) {
   int num_ranges = 0;
   for (int row = 0; row < c.rows->num_rows; ++row) {
@@ -619,8 +631,7 @@ int heads_at_once(const Call& c) {
     const int length = c.rows->kv_lens[row], seen = c.window > 0 ? std::min(c.window, length) : length;
     num_ranges += (seen + kRange - 1) / kRange;
   }
-  constexpr int kPiecesEach = 4;
-  return num_ranges < kPiecesEach * team().size() ? 1 : c.pool->kv_heads;
+  return num_ranges < team().size() ? 1 : c.pool->kv_heads;
 }
 
 }  // namespace
