@@ -74,7 +74,12 @@ void silu_mul(const float* gate_up, int rows, int width, float* y) {
     const float* gate = gate_up + static_cast<int64_t>(r) * 2 * width;
     const float* up = gate + width;
     float* out = y + static_cast<int64_t>(r) * width;
-    for (int i = 0; i < width; ++i) out[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
+    int i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+      const Lanes x = load(gate + i);
+      save(out + i, x / (exponential(-x) + 1.0f) * load(up + i));
+    }
+    for (; i < width; ++i) out[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
   });
 }
 
