@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import pickle
 from collections.abc import Mapping
 from dataclasses import replace
@@ -95,6 +96,7 @@ class GatewayReplica:
             door = FrontDoor(build_api(self._gateway, self._auth, self._ledger), front)
             await door.open()
             self._door = door
+        gc.freeze()  # for the reason that long_lived.py states
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         api = build_api(self._gateway, self._auth, self._ledger)

@@ -21,6 +21,7 @@ from ..runtime.config import EngineConfig
 from ..runtime.errors import EngineError, PolypathError
 from ..runtime.request import Request, RequestOutput
 from .fleet import DEFAULT_POOL, PoolSpec
+from .long_lived import long_lived
 from .replica_router import ROUTER
 from .startup import StartupReporter
 
@@ -63,9 +64,10 @@ class WorkerReplica:
         report = StartupReporter(f"{startup_key}/{replica}") if startup_key else None
         place = _place(pool, edition)
         self._replica = replica
-        self._worker = self.make_worker(config, place)
         try:
-            await asyncio.to_thread(self._worker.start, report)
+            with long_lived():
+                self._worker = self.make_worker(config, place)
+                await asyncio.to_thread(self._worker.start, report)
         except PolypathError as error:
             if report:
                 report.failed(str(error))
