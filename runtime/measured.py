@@ -28,6 +28,9 @@ class Activations:
     origin: str
 
 
+NO_STEP = Activations(num_bytes=None, origin="not measured: a largest step failed")
+
+
 def of_a_step(step_bytes: int) -> Activations:
     """Of a card, where the start ran a largest step."""
     return Activations(num_bytes=step_bytes, origin="a largest step, eager, with sampling")

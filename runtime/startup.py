@@ -25,7 +25,7 @@ from .kv.pages import Pages
 from .kv.pool import KVPool
 from .ladder import capture_graphs
 from .linear import registry as linear_registry
-from .measured import Activations, of_a_step, with_measured
+from .measured import NO_STEP, Activations, of_a_step, with_measured
 from .model_runner import ModelRunner
 from .models.decoder import Decoder
 from .ops import registry as ops_registry
@@ -299,14 +299,23 @@ def _try_step(
     context: BuildContext,
     memory: DeviceMemory | None,
 ) -> tuple[ExecutionPlan, Activations | None]:
-    """On a card: run a largest step, and give the pool what is measured to be left."""
+    """On a card: run a largest step, and give the pool what is measured to be left. A step that
+    fails leaves the pool as planned, with a warning: whether the path is sound is asked later.
+    """
     if memory is None:
         return plan, None
     is_ours = has_own_pool(plan, config)
     quiet = replace(context, notes=[])  # the builders will say it again
-    trial = run_trial(
-        plan, model, memory, lambda kv: make_runners(model, kv, plan, quiet), captures=is_ours
-    )
+    try:
+        trial = run_trial(
+            plan, model, memory, lambda kv: make_runners(model, kv, plan, quiet), captures=is_ours
+        )
+    except (EngineError, RuntimeError, MemoryError) as error:
+        logger.warning("a largest step failed before the KV pool was made", exc_info=error)
+        why = str(error).partition("\n")[0][:200] or type(error).__name__
+        text = f"warning: a largest step failed ({why}); the pool is as planned"
+        memory.free_bytes()  # torch gives back what that step held
+        return plan.with_event("kv_pool", text), NO_STEP
     if is_ours:
         plan = with_measured_pool(plan, trial, config)
     return plan, of_a_step(trial.step_bytes)

@@ -209,6 +209,31 @@ def test_a_start_that_leaves_less_than_the_reserve_says_so(
     assert engine.plan.events[-1].message.startswith("warning: 13 MiB are left beside")
 
 
+def test_a_largest_step_that_fails_does_not_end_the_start(
+    random_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    reference = run(build_engine(random_llama, **limits), greedy(6))
+
+    def fail(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore lines")
+
+    memory = FakeMemory(free=500 * MIB)
+    monkeypatch.setattr("polypath.runtime.trial.run_largest", fail)
+    monkeypatch.setattr(startup, "device_memory", lambda device: memory)
+    engine = build_engine(random_llama, **limits)
+    (event,) = (event.message for event in engine.plan.events if event.stage == "kv_pool")
+    assert event == (
+        "warning: a largest step failed (CUDA out of memory. Tried to allocate 9 GiB); "
+        "the pool is as planned"
+    )
+    assert engine.kv.num_pages == 41
+    measured = engine.plan.measured
+    assert measured is not None and measured.activation_bytes is None
+    assert measured.activation_origin == "not measured: a largest step failed"
+    assert_same_answers(run(engine, greedy(6)), reference)
+
+
 class FakeTorchCuda:
     """What `CudaMemory` asks of torch.cuda."""
 
