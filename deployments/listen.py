@@ -5,9 +5,16 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import random
 import socket
+from pathlib import Path
 
 from ..runtime.errors import ConfigurationError
+
+GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+USUAL_FIRST = 32768  # of that range on Linux
+ABOVE_RAY = 20000  # Ray's workers listen on 10002 to 19999
+TRIES = 30
 
 
 def claim(host: str, port: int) -> tuple[str, int]:
@@ -18,6 +25,7 @@ def claim(host: str, port: int) -> tuple[str, int]:
     raises ConfigurationError now, and not after the model has loaded.
     """
     addresses = _resolve(host, port)
+    port = port or _quiet_port(*addresses[0], host)
     for family, ip in addresses:
         port = _try_bind(family, ip, port, host)
     return addresses[0][1], port
@@ -92,6 +100,27 @@ def _try_bind(family: socket.AddressFamily, ip: str, port: int, host: str) -> in
             return int(probe.getsockname()[1])
     except OSError as error:
         raise ConfigurationError(_bind_sentence(error, ip, port, host)) from None
+
+
+def _quiet_port(family: socket.AddressFamily, ip: str, host: str) -> int:
+    """A free port that the system gives to nobody who asks for any: seconds pass before we listen,
+    and Ray's processes ask for dozens meanwhile. 0, any at all, where there is none.
+    """
+    for port in random.sample(range(ABOVE_RAY, _first_given_port()), TRIES):
+        try:
+            return _try_bind(family, ip, port, host)
+        except ConfigurationError:
+            continue
+    return 0
+
+
+def _first_given_port() -> int:
+    """Where the range begins that the system gives away from."""
+    try:
+        low = int(GIVEN_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        low = USUAL_FIRST
+    return low if low >= ABOVE_RAY + TRIES else USUAL_FIRST
 
 
 def _bind_sentence(error: OSError, ip: str, port: int, host: str) -> str:

@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from polypath.deployments.listen import claim
 from polypath.tests.ray.running_server import run, serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -46,9 +47,8 @@ def cluster(request: pytest.FixtureRequest, no_server: None) -> Iterator[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that nobody gets who asks the system for any, as Ray's processes do."""
+    return claim("127.0.0.1", 0)[1]
 
 
 def name(process: psutil.Process) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,32 @@ def test_port_zero_becomes_a_free_port() -> None:
     assert port > 0
     with socket.socket() as free:
         free.bind((host, port))
+
+
+def test_a_free_port_is_none_that_a_program_gets_by_asking_for_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds before a gateway listened, one of Ray's processes had got its port."""
+    given = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(listen, "GIVEN_PORTS", given)
+    for text, first in (("40000\t60999\n", 40000), ("1024\t65535\n", 32768), ("", 32768)):
+        given.write_text(text)
+        found = {listen.claim("127.0.0.1", 0)[1] for _ in range(20)}
+        assert len(found) > 10 and all(20000 <= port < first for port in found)
+    monkeypatch.setattr(listen, "GIVEN_PORTS", tmp_path / "none")
+    assert listen.claim("127.0.0.1", 0)[1] < 32768
+
+
+def test_where_no_such_port_is_free_any_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = listen._try_bind
+
+    def refuse(family: socket.AddressFamily, ip: str, port: int, host: str) -> int:
+        if port:
+            raise ConfigurationError(f"{port} is taken")
+        return bind(family, ip, port, host)
+
+    monkeypatch.setattr(listen, "_try_bind", refuse)
+    assert listen._quiet_port(socket.AF_INET, "127.0.0.1", "127.0.0.1") == 0
 
 
 def test_a_taken_port_names_address_port_and_process(taken: int) -> None:
