@@ -104,7 +104,7 @@ def stream(
     last: dict[str, Any] = {}
     url = f"{server.url}/v1/completions"
     with (
-        httpx.Client(timeout=180, trust_env=False) as client,
+        httpx.Client(timeout=180, trust_env=False, verify=False) as client,
         client.stream("POST", url, json=body, headers=headers or {}) as response,
     ):
         assert response.status_code == 200, response.read()
@@ -130,14 +130,15 @@ def same(answer: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 def run_streams(server: RunningServer, disturb: Any = None) -> list[dict[str, Any]]:
-    """Sixteen at once; `disturb` is called once all have begun."""
+    """Sixteen at once; `disturb` is called once most of them run: the first may have ended when the
+    last begins.
+    """
     with ThreadPoolExecutor(16) as pool:
         running = [pool.submit(stream, server, number) for number in range(16)]
         if disturb is not None:
             deadline = time.monotonic() + 60
-            while sum(worker["in_flight"] for worker in workers(server)) < 16:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            while sum(worker["in_flight"] for worker in workers(server)) < 10:
+                assert time.monotonic() < deadline, "the streams never ran together"
             disturb()
         return [each.result() for each in running]
 
