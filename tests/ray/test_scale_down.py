@@ -26,7 +26,9 @@ START_LIMIT_S, WAKE_LIMIT_S = 300.0, 120.0
 STEP_MS, DELAY_S = 50, 6.0
 DRAIN_S = 3.0  # of a `PacedReplica`
 SAYS = "abcdefgh"  # of every paced worker, over and over
-STREAM_S = range(2, 26, 2)  # how long each of twelve streams takes
+# How long each of twelve streams takes: what only the spare worker could answer counts as demand
+# for the 30 s over which arrivals are averaged, then its pool waits for DELAY_S.
+STREAM_S = range(22, 46, 2)
 NODES = [
     {"num_cpus": 1, "labels": {"pool": "head"}},
     {"num_cpus": 1, "labels": {"pool": "base", "step_ms": str(STEP_MS), "lacks": "penalties"}},
