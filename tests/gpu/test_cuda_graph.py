@@ -19,10 +19,10 @@ from polypath.runtime.graphs.mechanism import CaptureError, ReplayError
 from polypath.runtime.runners.cuda_graph import CudaGraphRunner
 from polypath.runtime.runners.graph import GraphRunner
 from polypath.runtime.runners.piecewise_cuda_graph import PiecewiseCudaGraphRunner
-from polypath.runtime.runners.static_batch import StaticBatch
 from polypath.tests import tiny_models
 from polypath.tests.driving import assert_same_answers, build_engine, greedy, run
 from polypath.tests.graph_check import Bench, bench, problems
+from polypath.tests.planted_faults import moved_input, padding_into_a_live_page, wrong_bucket
 
 pytestmark = [
     pytest.mark.gpu,
@@ -94,30 +94,6 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def stale_length(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TritonCaptured, "refresh", lambda self, batch: None)
-
-
-def wrong_bucket(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GraphRunner, "_size_for", lambda self, rows: 1)
-
-
-def padding_into_a_live_page(patch: pytest.MonkeyPatch) -> None:
-    fill = StaticBatch.fill_tokens
-
-    def fill_badly(self: StaticBatch, batch: Any) -> None:
-        fill(self, batch)
-        self._slots[batch.num_tokens :] = batch.slots[0]
-
-    patch.setattr(StaticBatch, "fill_tokens", fill_badly)
-
-
-def moved_input(patch: pytest.MonkeyPatch) -> None:
-    fill = StaticBatch.fill_tokens
-
-    def move(self: StaticBatch, batch: Any) -> None:
-        fill(self, batch)
-        self._positions = self._positions.clone()
-
-    patch.setattr(StaticBatch, "fill_tokens", move)
 
 
 def metadata_in_the_graph(patch: pytest.MonkeyPatch) -> None:

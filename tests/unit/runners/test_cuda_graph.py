@@ -34,6 +34,7 @@ from polypath.tests.fake_flash_attn import Vllm
 from polypath.tests.graph_check import Bench, problems
 from polypath.tests.graph_engine import FakedCudaGraph, graph_engine, parts_of
 from polypath.tests.graph_parity import sdpa
+from polypath.tests.planted_faults import moved_input, padding_into_a_live_page, wrong_bucket
 
 MECHANISMS = (FakedCudaGraph, Recording)
 DECODE = ForwardMode.DECODE
@@ -97,30 +98,6 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def stale_length(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VllmFlashAttnCaptured, "refresh", lambda self, batch: None)
-
-
-def wrong_bucket(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GraphRunner, "_size_for", lambda self, rows: 1)
-
-
-def padding_into_a_live_page(patch: pytest.MonkeyPatch) -> None:
-    fill = StaticBatch.fill_tokens
-
-    def fill_badly(self: StaticBatch, batch: Any) -> None:
-        fill(self, batch)
-        self._slots[batch.num_tokens :] = batch.slots[0]
-
-    patch.setattr(StaticBatch, "fill_tokens", fill_badly)
-
-
-def moved_input(patch: pytest.MonkeyPatch) -> None:
-    fill = StaticBatch.fill_tokens
-
-    def move(self: StaticBatch, batch: Any) -> None:
-        fill(self, batch)
-        self._positions = self._positions.clone()
-
-    patch.setattr(StaticBatch, "fill_tokens", move)
 
 
 def metadata_in_the_graph(patch: pytest.MonkeyPatch) -> None:

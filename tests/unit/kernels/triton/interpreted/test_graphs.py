@@ -16,7 +16,6 @@ import torch
 from polypath.kernels.triton.paged import PagedRows
 from polypath.kernels.triton.silu_mul import silu_mul
 from polypath.runtime.attention.triton import TritonBackend, TritonCaptured
-from polypath.runtime.forward_batch import ForwardBatch
 from polypath.runtime.graphs.mechanism import CaptureError, GraphMechanism, ReplayError
 from polypath.runtime.graphs.recording import RecordedGraph, Recording
 from polypath.runtime.models.decoder import Decoder
@@ -29,6 +28,7 @@ from polypath.tests import tiny_models
 from polypath.tests.driving import build_yardstick
 from polypath.tests.graph_check import Bench, problems
 from polypath.tests.graph_engine import FakedCudaGraph, parts_of
+from polypath.tests.planted_faults import moved_input, padding_into_a_live_page, wrong_bucket
 
 CHECKED = {"row_counts": (3, 1), "longest": 17}  # few and short: every program is interpreted
 
@@ -116,30 +116,6 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def stale_length(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TritonCaptured, "refresh", lambda self, batch: None)
-
-
-def wrong_bucket(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GraphRunner, "_size_for", lambda self, rows: 1)
-
-
-def padding_into_a_live_page(patch: pytest.MonkeyPatch) -> None:
-    fill = StaticBatch.fill_tokens
-
-    def fill_badly(self: StaticBatch, batch: ForwardBatch) -> None:
-        fill(self, batch)
-        self._slots[batch.num_tokens :] = batch.slots[0]
-
-    patch.setattr(StaticBatch, "fill_tokens", fill_badly)
-
-
-def moved_input(patch: pytest.MonkeyPatch) -> None:
-    fill = StaticBatch.fill_tokens
-
-    def move(self: StaticBatch, batch: ForwardBatch) -> None:
-        fill(self, batch)
-        self._positions = self._positions.clone()
-
-    patch.setattr(StaticBatch, "fill_tokens", move)
 
 
 def metadata_in_the_graph(patch: pytest.MonkeyPatch) -> None:
