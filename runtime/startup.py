@@ -6,39 +6,30 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from typing import Literal
 
-import torch
-
-from ..kernels.cpu.library import load
-from .attention import registry as attention_registry
-from .attention.backend import AttentionBackend
-from .attention.loading import BackendUnusable, load_backend
+from .attention.loading import BackendUnusable
 from .build_context import BuildContext
 from .checkpoint.source import Checkpoint, open_checkpoint
-from .config import EngineConfig, ModelConfig
+from .config import EngineConfig
 from .device_memory import DeviceMemory, device_memory
+from .engine_parts import load_model, make_context, make_pool, make_runners
 from .errors import EngineError
 from .forward_mode import ForwardMode
 from .kv.pages import Pages
 from .kv.pool import KVPool
 from .ladder import capture_graphs
-from .linear import registry as linear_registry
 from .measured import NO_STEP, Activations, of_a_step, with_measured
 from .model_runner import ModelRunner
 from .models.decoder import Decoder
-from .ops import registry as ops_registry
-from .planning.candidate import find
 from .planning.hardware import Hardware
 from .planning.plan import ExecutionPlan
 from .planning.planner import plan as make_plan
 from .planning.probe import probe
-from .runners import registry as runner_registry
-from .runners.runner import Runner, RunnerParts
 from .self_check import SelfCheckError, bound_of, self_check
 from .trial import has_own_pool, run_trial, with_measured_pool
-from .weights import WeightLoader, stored_bytes
+from .weights import stored_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +84,13 @@ class _Stages:
             StartupEvent(stage=stage, message=message, fraction=1.0, seconds=seconds, data=data)
         )
 
+    def planned(self, plan: ExecutionPlan, failure: str = "") -> None:
+        """`failure`: of the plan before this one."""
+        name = plan.path_name(ForwardMode.DECODE)
+        if failure:
+            logger.warning("%s; starting again on %s", failure, name)
+        self.done("plan", name, {"plan": plan.to_json()})
+
 
 class _PathRefused(SelfCheckError):
     """The self-check refused what `plan` had become by then."""
@@ -134,16 +132,15 @@ def start(
     stages.done("probe", found, {"hardware": hardware.to_json()})
     checkpoint = checkpoint or open_checkpoint(config.model)
     plan = make_plan(hardware, checkpoint.config, config)
-    stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
+    stages.planned(plan)
     failure = ""
-    for number, wishes in enumerate(FALLBACKS):
-        if number:
+    for wishes in FALLBACKS:
+        if failure:
             following = _plan_without(failure, wishes, config, hardware, checkpoint, plan)
             if following is None:
                 continue
             plan = following
-            logger.warning("%s; starting again on %s", failure, plan.path_name(ForwardMode.DECODE))
-            stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
+            stages.planned(plan, failure)
         try:
             return _build_what_loads(config, hardware, checkpoint, plan, stages)
         except _PathRefused as error:
@@ -175,8 +172,7 @@ def _build_what_loads(
     if following.paths == plan.paths:
         raise _PathRefused(failure, plan)
     plan = replace(following, events=plan.events).with_event("attention", failure)
-    logger.warning("%s; starting again on %s", failure, plan.path_name(ForwardMode.DECODE))
-    stages.done("plan", plan.path_name(ForwardMode.DECODE), {"plan": plan.to_json()})
+    stages.planned(plan, failure)
     return _build_what_loads(config, hardware, checkpoint, plan, stages)
 
 
@@ -189,21 +185,10 @@ def _build(
 ) -> Started:
     """Load and check one plan. Raises _PathRefused."""
     context = make_context(checkpoint.config, plan)
-    model = load_model(
-        checkpoint,
-        plan,
-        context,
-        lambda share: stages.progress("weights", checkpoint.name, share),
-    )
-    num_bytes = stored_bytes(checkpoint.config, model.weights)
-    stages.done(
-        "weights",
-        f"{checkpoint.name}, {num_bytes / 1e6:.0f} MB as {_storage(plan)}",
-        {"bytes": num_bytes},
-    )
+    model, weight_bytes = _load(checkpoint, plan, context, stages)
     memory = device_memory(context.device)
     plan, activations = _try_step(config, plan, model, context, memory)
-    kv, pages = _make_pool(checkpoint, plan)
+    kv, pages = make_pool(checkpoint.config, plan)
     stages.done("kv_pool", f"{pages.num_usable} pages of {plan.page_size} tokens")
     runners = make_runners(model, kv, plan, context)
     for note in context.notes:
@@ -213,7 +198,7 @@ def _build(
     if plan.capture_sizes:
         stages.done("graphs", plan.path_name(ForwardMode.DECODE))
     plan = _check(config, model, runner, pages, plan, stages)
-    plan = with_measured(plan, num_bytes, kv, rung.runners.values(), memory, activations)
+    plan = with_measured(plan, weight_bytes, kv, rung.runners.values(), memory, activations)
     stages.done("memory", "; ".join(e.message for e in plan.events if e.stage == "memory"))
     return Started(
         hardware=hardware,
@@ -224,6 +209,19 @@ def _build(
         pages=pages,
         runner=runner,
     )
+
+
+def _load(
+    checkpoint: Checkpoint, plan: ExecutionPlan, context: BuildContext, stages: _Stages
+) -> tuple[Decoder, int]:
+    """The model, and how many bytes its weights take."""
+    told = partial(stages.progress, "weights", checkpoint.name)
+    model = load_model(checkpoint, plan, context, told)
+    num_bytes = stored_bytes(checkpoint.config, model.weights)
+    storage = plan.dtype if plan.linear_method == "dense" else plan.linear_method
+    text = f"{checkpoint.name}, {num_bytes / 1e6:.0f} MB as {storage}"
+    stages.done("weights", text, {"bytes": num_bytes})
+    return model, num_bytes
 
 
 def _plan_without(
@@ -248,50 +246,6 @@ def _plan_without(
     return plan.with_event("self_check", f"{failure}: that path was taken out")
 
 
-def make_context(model: ModelConfig, plan: ExecutionPlan) -> BuildContext:
-    """Load the planned native kernels and give each team its threads.
-
-    Where all work of a step is native, torch keeps one thread, so that no second team competes.
-    """
-    library = None
-    if plan.native_kernels is not None:
-        library = load(plan.native_kernels)
-        library.quick["pp_set_threads"](plan.num_threads)
-    torch.set_num_threads(1 if _is_all_native(plan) else plan.num_threads)
-    return BuildContext(
-        model=model,
-        dtype=getattr(torch, plan.dtype),
-        device=torch.device(plan.device),
-        library=library,
-        quantization=plan.quantization,
-        page_size=plan.page_size,
-        flash_attn_library=plan.flash_attn_library,
-    )
-
-
-def _is_all_native(plan: ExecutionPlan) -> bool:
-    """Whether linear layers, attention and ops of every mode are native."""
-    names = [(linear_registry.CANDIDATES, plan.linear_method)]
-    for path in plan.paths.values():
-        names += [(attention_registry.CANDIDATES, path.attention_backend)]
-        names += [(ops_registry.CANDIDATES, path.ops)]
-    return all(find(candidates, name).capability.native_kernels for candidates, name in names)
-
-
-def load_model(
-    checkpoint: Checkpoint,
-    plan: ExecutionPlan,
-    context: BuildContext,
-    on_share: Callable[[float], None] = lambda share: None,
-) -> Decoder:
-    """Weights and ops table of a plan; `on_share` hears how much is loaded, 0 to 1."""
-    method = find(linear_registry.CANDIDATES, plan.linear_method).load().build(context)
-    loader = WeightLoader(checkpoint, method, dtype=context.dtype, device=context.device)
-    weights = loader.load(on_share)
-    ops = find(ops_registry.CANDIDATES, plan.paths[ForwardMode.DECODE].ops).load().build(context)
-    return Decoder(checkpoint.config, weights, ops)
-
-
 def _try_step(
     config: EngineConfig,
     plan: ExecutionPlan,
@@ -313,75 +267,16 @@ def _try_step(
     except (EngineError, RuntimeError, MemoryError) as error:
         logger.warning("a largest step failed before the KV pool was made", exc_info=error)
         why = str(error).partition("\n")[0][:200] or type(error).__name__
-        text = f"warning: a largest step failed ({why}); the pool is as planned"
-        memory.free_bytes()  # torch gives back what that step held
-        return plan.with_event("kv_pool", text), NO_STEP
+        plan = plan.with_event(
+            "kv_pool", f"warning: a largest step failed ({why}); the pool is as planned"
+        )
+        trial = None
+    if trial is None:  # and the error with its frames is gone, which held that step's tensors
+        memory.free_bytes()
+        return plan, NO_STEP
     if is_ours:
         plan = with_measured_pool(plan, trial, config)
     return plan, of_a_step(trial.step_bytes)
-
-
-def _make_pool(checkpoint: Checkpoint, plan: ExecutionPlan) -> tuple[KVPool, Pages]:
-    kv = KVPool(
-        checkpoint.config,
-        num_pages=plan.num_pages,
-        page_size=plan.page_size,
-        dtype=getattr(torch, plan.kv_dtype),
-        device=torch.device(plan.device),
-    )
-    return kv, Pages(plan.num_pages, plan.page_size, prefix_cache=plan.prefix_cache)
-
-
-def _storage(plan: ExecutionPlan) -> str:
-    return plan.dtype if plan.linear_method == "dense" else plan.linear_method
-
-
-def make_runners(
-    model: Decoder,
-    kv: KVPool,
-    plan: ExecutionPlan,
-    context: BuildContext,
-    watch: Callable[[AttentionBackend], AttentionBackend] = lambda backend: backend,
-) -> dict[ForwardMode, tuple[Runner, ...]]:
-    """Of each mode, best first: the planned runner, then its rungs; each made once a backend.
-    `watch` may wrap a backend, to see what it computes.
-    """
-    backends = {
-        name: watch(load_backend(name, context))
-        for name in sorted({path.attention_backend for path in plan.paths.values()})
-    }
-
-    @cache
-    def make(name: str, backend: str) -> Runner:
-        parts = RunnerParts(
-            model=model,
-            kv=kv,
-            attention=backends[backend],
-            context=context,
-            capture_sizes=plan.capture_sizes,
-            max_tokens=plan.max_num_batched_tokens,
-            max_rows=plan.max_num_seqs,
-            max_pages=-(-plan.max_model_len // plan.page_size),
-        )
-        return find(runner_registry.CANDIDATES, name).load().build(parts)
-
-    return {
-        mode: tuple(make(name, path.attention_backend) for name in _rungs(mode, plan))
-        for mode, path in plan.paths.items()
-    }
-
-
-def _rungs(mode: ForwardMode, plan: ExecutionPlan) -> list[str]:
-    """The planned runner, the piecewise one of other modes where attention is the same, eager."""
-    path = plan.paths[mode]
-    others = [
-        other.runner
-        for other in plan.paths.values()
-        if path.runner != "eager"
-        and other.attention_backend == path.attention_backend
-        and not find(runner_registry.CANDIDATES, other.runner).capability.captures_attention
-    ]
-    return list(dict.fromkeys([path.runner, *others, "eager"]))
 
 
 def _check(

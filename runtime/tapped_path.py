@@ -10,6 +10,7 @@ import torch
 from .build_context import BuildContext
 from .checkpoint.source import Checkpoint
 from .config import EngineConfig
+from .engine_parts import load_model, make_context, make_runners
 from .errors import ConfigurationError, EngineError
 from .forward_batch import ForwardBatch
 from .forward_mode import ForwardMode
@@ -24,7 +25,6 @@ from .request import Request
 from .runners.runner import Reason
 from .runners.static_batch import StaticBatch
 from .scheduler import RequestState, ScheduledRow
-from .startup import load_model, make_context, make_runners
 from .taps import TapName, Taps, tap_attention, tap_model
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -4,8 +4,11 @@ a device, down to a whole start on the CPU that believes to be on one.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -232,6 +235,40 @@ def test_a_largest_step_that_fails_does_not_end_the_start(
     assert measured is not None and measured.activation_bytes is None
     assert measured.activation_origin == "not measured: a largest step failed"
     assert_same_answers(run(engine, greedy(6)), reference)
+
+
+def test_what_a_failed_step_held_is_free_when_the_device_is_asked(
+    random_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[weakref.ref[KVPool]] = []
+    alive: list[bool] = []
+
+    class Memory(FakeMemory):
+        def free_bytes(self) -> int:
+            alive.append(pools[0]() is not None)
+            return 500 * MIB
+
+    def fail(eager: Runner, *args: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("polypath.runtime.trial.run_largest", fail)
+    made = KVPool.__init__
+
+    def make(self: KVPool, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        pools.append(weakref.ref(self))
+
+    monkeypatch.setattr(KVPool, "__init__", make)
+    monkeypatch.setattr(startup, "device_memory", lambda device: Memory(free=0))
+    # pytest keeps what is logged, and with an error its frames.
+    monkeypatch.setattr(startup.logger, "warning", lambda *args, **options: None)
+    gc.collect()
+    gc.disable()  # as a worker does while it starts
+    try:
+        build_engine(random_llama, pages=40, max_num_seqs=4, max_num_batched_tokens=32)
+    finally:
+        gc.enable()
+    assert alive[0] is False
 
 
 class FakeTorchCuda:
