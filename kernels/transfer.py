@@ -10,6 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
+ALIGNMENT = 16
+"""Bytes. Triton compiles a kernel once for addresses that are multiples of it and once more for
+others: a step whose page table lay elsewhere would wait seconds for that, between two tokens.
+"""
+
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`values` of the host on the device; the host goes on at once."""
@@ -35,12 +40,14 @@ def host_view(tensor: torch.Tensor) -> memoryview[int]:
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The bytes of all, one after another; those with the largest elements come first, so that
-    each lies where its type may.
-    """
-    sizes = [t.element_size() for t in tensors]
-    assert sizes == sorted(sizes, reverse=True), "larger elements come first"
-    return torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
+    """The bytes of all, one after another, each from a multiple of `ALIGNMENT` on."""
+    parts = []
+    for tensor in tensors:
+        data = tensor.contiguous().view(-1).view(torch.uint8)
+        parts.append(data)
+        if gap := -len(data) % ALIGNMENT:
+            parts.append(data.new_zeros(gap))
+    return torch.cat(parts)
 
 
 def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -49,7 +56,7 @@ def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Ten
     for tensor in like:
         stop = start + tensor.numel() * tensor.element_size()
         found.append(packed[start:stop].view(tensor.dtype).view(tensor.shape))
-        start = stop
+        start = stop + -stop % ALIGNMENT
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.transfer import to_device
 from ..build_context import BuildContext
 from ..config import ModelConfig
 from ..forward_batch import ForwardBatch
@@ -241,7 +242,7 @@ def _pages(
     counts = [-(-length // page_size) for length in kv_lens]
     indptr = (0, *accumulate(counts))
     last = [length - (count - 1) * page_size for length, count in zip(kv_lens, counts, strict=True)]
-    flat = _flat(counts, indptr, table.shape[1]).to(table.device, non_blocking=True)
+    flat = to_device(_flat(counts, indptr, table.shape[1]), table.device)
     indices = table.reshape(-1).index_select(0, flat)
     if out is not None:
         out[: indices.numel()] = indices
