@@ -24,6 +24,25 @@ struct Group8 {  // w = d * q
   uint16_t d;
 };
 
+// Four bytes at once, wherever they lie.
+inline uint32_t read_word(const uint8_t* from) {
+  uint32_t word;
+  std::memcpy(&word, from, 4);
+  return word;
+}
+
+inline void write_word(void* to, uint32_t word) { std::memcpy(to, &word, 4); }
+
+// The 16 bytes of a Q4_0 or Q4_1 block, byte j with inputs j and 16 + j, as row r of a block.
+inline void put_nibbles(Int4Block& b, int r, const uint8_t* from) {
+  constexpr uint32_t kLow = 0x0f0f0f0f;
+  for (int c = 0; c < 2; ++c) {
+    const uint32_t left = read_word(from + 8 * c), right = read_word(from + 8 * c + 4);
+    write_word(b.q + 32 * c + 4 * r, (left & kLow) | (right & kLow) << 4);
+    write_word(b.q + 64 + 32 * c + 4 * r, (left >> 4 & kLow) | (right & ~kLow));
+  }
+}
+
 void put(Int4Block& b, int r, const Group4& group) {
   for (int i = 0; i < kGroup; ++i) {
     uint8_t& byte = b.q[32 * (i / 8) + 4 * r + i % 4];
@@ -35,7 +54,7 @@ void put(Int4Block& b, int r, const Group4& group) {
 }
 
 void put(Int8Block& b, int r, const Group8& group) {
-  for (int i = 0; i < kGroup; ++i) b.q[32 * (i / 4) + 4 * r + i % 4] = group.q[i];
+  for (int i = 0; i < kGroup; i += 4) std::memcpy(b.q + 8 * i + 4 * r, group.q + i, 4);
   b.d[r] = group.d;
 }
 
@@ -137,16 +156,16 @@ const uint8_t* block_of(const uint8_t* row, Stored type, int g) {
   return row + static_cast<int64_t>(g / (layout.weights / kGroup)) * layout.bytes;
 }
 
+// Row r of a block from a block of a file that has the same steps.
+void put_same(Int4Block& b, int r, const uint8_t* at, Stored type) {
+  put_nibbles(b, r, at + (type == Stored::kQ4_1 ? 4 : 2));
+  b.d[r] = read_half(at);
+  // Q4_0 is d * (q - 8); -8 d is exact in half precision but where it overflows, which no sane file holds.
+  b.m[r] = type == Stored::kQ4_1 ? read_half(at + 2) : float_to_half(-8.0f * half_to_float(b.d[r]));
+}
+
 Group4 int4_group(const uint8_t* row, Stored type, int g, int n) {
   Group4 group;
-  if (type == Stored::kQ4_0 || type == Stored::kQ4_1) {
-    const uint8_t* at = block_of(row, type, g);
-    unpack_nibbles(at + (type == Stored::kQ4_1 ? 4 : 2), group.q);
-    group.d = read_half(at);
-    // Q4_0 is d * (q - 8); -8 d is exact in half precision but where it overflows, which no sane file holds.
-    group.m = type == Stored::kQ4_1 ? read_half(at + 2) : float_to_half(-8.0f * half_to_float(group.d));
-    return group;
-  }
   if (type == Stored::kQ4_K) {
     const SubBlock sub = read_sub_block(block_of(row, type, g), g % 8, false);
     std::copy_n(sub.q, kGroup, group.q);
@@ -199,7 +218,9 @@ void pack_stored(const uint8_t* raw, Stored type, int rows, int in, const int32_
       for (int g = 0; g < groups; ++g) {
         const int64_t block = static_cast<int64_t>(to / kRows) * groups + g;
         const int n = std::min(kGroup, in - g * kGroup);
-        if (storage == Storage::kInt4) {
+        if (storage == Storage::kInt4 && (type == Stored::kQ4_0 || type == Stored::kQ4_1)) {
+          put_same(static_cast<Int4Block*>(blocks)[block], r, block_of(from, type, g), type);
+        } else if (storage == Storage::kInt4) {
           put(static_cast<Int4Block*>(blocks)[block], r, int4_group(from, type, g, n));
         } else {
           put(static_cast<Int8Block*>(blocks)[block], r, int8_group(from, type, g, n));
