@@ -21,6 +21,7 @@ from .front import FrontAddress, FrontDoor
 from .gateway import Gateway
 from .ledger_actor import connect_ledger
 from .ledger_shared import SharedLedger
+from .loop_watch import LoopWatch
 from .pool import OBEDIENT, worker_deployment
 from .pool_archive import PoolArchive, RayStore
 from .roster import follow
@@ -64,6 +65,8 @@ class GatewayReplica:
         front: FrontAddress | None = None,
     ) -> None:
         self._gateway = Gateway(fleet.settings)
+        self._watch = LoopWatch(self._gateway.metrics.count_late)
+        self._watch.start()
         self._auth = fleet.auth
         self._ledger: SharedLedger | None = None
         if fleet.auth.has_limits:
@@ -127,6 +130,8 @@ class GatewayReplica:
             await closing
         for roster in getattr(self, "_rosters", ()):
             roster.cancel()
+        if hasattr(self, "_watch"):
+            self._watch.close()
         ledger: SharedLedger | None = getattr(self, "_ledger", None)
         if ledger is not None:
             ledger.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..runtime.errors import EngineError
 from .autoscaling import Scaling
 from .autoscaling_pools import lack
 from .autoscaling_report import KINDS, Numbers, PoolView, decide
@@ -166,8 +167,14 @@ def _write(text: str) -> None:
 
 
 def read_journal() -> dict[str, Any]:  # JSON
-    """What the policy last wrote; empty before its first word. Blocks for a call to Ray's head."""
+    """What the policy last wrote; empty before its first word. Blocks for a call to Ray's head.
+    Raises EngineError.
+    """
+    from ray.exceptions import RayError
     from ray.experimental.internal_kv import _internal_kv_get
 
-    text = _internal_kv_get(JOURNAL_KEY, namespace=NAMESPACE)
+    try:
+        text = _internal_kv_get(JOURNAL_KEY, namespace=NAMESPACE)
+    except (RayError, RuntimeError) as error:
+        raise EngineError(f"Ray's head does not answer ({error}); ask again") from error
     return json.loads(text) if text else {}

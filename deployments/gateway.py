@@ -13,6 +13,7 @@ from ..runtime.errors import EngineError, RequestError
 from .answer_length import AnswerLength
 from .api_settings import ApiSettings
 from .errors import ApiError, retry_after
+from .head_calls import HeadCalls
 from .metrics import GatewayMetrics
 from .open_requests import OpenRequests
 from .pool_memory import PoolBook, PoolMemory
@@ -130,6 +131,7 @@ class Gateway:
         self.metrics = GatewayMetrics(self.id)
         self.open_requests = OpenRequests()
         self.read_scaling: Callable[[], dict[str, Any]] | None = None  # the policy's journal
+        self._head = HeadCalls("scaling")
         self._refreshing: asyncio.Task[None] | None = None
 
     def add_model(
@@ -257,6 +259,17 @@ class Gateway:
         """Every worker of every model."""
         return [worker for model in self.models.values() for worker in model.workers.values()]
 
+    async def scaling(self) -> dict[str, Any] | None:  # JSON
+        """The scaling policy's journal; None where no pool is scaled. Raises `EngineError` when
+        Ray's head does not answer.
+        """
+        if self.read_scaling is None:
+            return None
+        try:
+            return await self._head.ask(self.read_scaling)
+        except TimeoutError:
+            raise EngineError("Ray's head does not answer; ask again") from None
+
     async def all_stats(self) -> dict[str, dict[str, Any] | None]:  # JSON by worker id
         """Live stats of all workers; None for one that did not answer in time."""
         workers = self.all_workers()
@@ -276,5 +289,6 @@ class Gateway:
         """Let the tokenizer threads go, and ask nobody any more."""
         if self._refreshing is not None:
             self._refreshing.cancel()
+        self._head.close()
         for model in self.models.values():
             model.prompts.close()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .gateway import Gateway, ServedModel
     from .needs import Needs
     from .router import Decision
+    from .seats import Seat
     from .served_worker import Worker
 
 MAX_ROUTE_HEADER = 4096  # characters; proxies refuse large headers
@@ -40,6 +41,7 @@ class Generation:
         *,
         arrived_s: float,  # of the monotonic clock
         wish: RouteWish | None = None,
+        seat: Seat,  # one for each answer
     ) -> None:
         self.model = model
         self.answers = tuple(answers)
@@ -48,6 +50,7 @@ class Generation:
         self._settings = gateway.settings
         self._metrics = gateway.metrics
         self._arrived_s = arrived_s
+        self._seat = seat
         self._worker: Worker | None = None  # the first that gave a token
         self._attempts: list[Attempts] = []
         self._placed = asyncio.Event()
@@ -58,7 +61,7 @@ class Generation:
         self._gateway.open_requests.enter(self)
         try:
             needs = max(map(self._needs, self.answers), key=lambda each: each.num_tokens)
-            self.model.line.require_space(len(self.answers), needs)
+            self.model.line.require_space(len(self.answers), needs, self._seat)
         except QueueFullError:
             self._gateway.open_requests.leave(self)
             self._metrics.count_refused(self.model.name, "queue_full")
@@ -74,6 +77,10 @@ class Generation:
 
     def _needs(self, answer: Answer) -> Needs:
         return self._wish.needs(len(answer.request.prompt_ids), answer.request.sampling)
+
+    def leave_seat(self) -> None:
+        """Give back the places of answers that did not come into the queue, and will not."""
+        self._seat.leave()
 
     @property
     def is_waiting(self) -> bool:
@@ -125,6 +132,7 @@ class Generation:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.leave_seat()
         self._metrics.observe_request(self.model.name, time.monotonic() - self._arrived_s)
 
     async def begin(self) -> None:
@@ -215,6 +223,7 @@ class Generation:
             self._inbox.put_nowait(answer.take(output))
             return answer.is_stopped
 
+        self._seat.rise()  # `run` goes into the queue before it waits for anything
         answer.steps = await attempts.run(take)
         if answer.finish_reason is None:
             self._inbox.put_nowait([answer.close(FinishReason.STOP.value)])

@@ -16,6 +16,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from .head_calls import HeadCalls
 from .ledger import Excess, KeyLimits, Reservation, Standing
 from .ledger_link import LocalLedger
 
@@ -39,6 +40,7 @@ class SharedLedger:
         self._running: Counter[str] = Counter()
         self._num_gateways = 1
         self._task: asyncio.Task[None] | None = None
+        self._head = HeadCalls("ledger", START_S)
 
     async def start(self) -> None:
         """Connect, or count alone until that works."""
@@ -49,6 +51,7 @@ class SharedLedger:
         """Stop renewing: the ledger forgets this gateway."""
         if self._task is not None:
             self._task.cancel()
+        self._head.close()
 
     async def enter(self, key: str, limits: KeyLimits) -> Standing | Excess:
         self._running[key] += 1  # before the call, so that a renewal never tells too little
@@ -118,7 +121,7 @@ class SharedLedger:
     async def _find(self) -> None:
         """Nobody is made to wait for a new actor: it is used from its first answer on."""
         try:
-            actor = await asyncio.to_thread(self._connect)
+            actor = await self._head.ask(self._connect)
             async with asyncio.timeout(START_S):
                 answer = await actor.renew.remote(self._gateway, self._what_runs())
         except (RayError, TimeoutError, ValueError) as error:  # ValueError: its name is being freed

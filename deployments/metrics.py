@@ -80,6 +80,13 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
+        self._late = Counter(
+            "polypath_gateway_late_seconds",
+            "Seconds in which no answer went on: the event loop was held up, or had no CPU",
+            ("gateway", "kind"),
+            registry=self.registry,
+        )
+
         self._wanted = Gauge(
             "polypath_scaling_wanted_workers",
             "Workers that the scaling policy wants, by Serve's name of the pool",
@@ -141,6 +148,10 @@ class GatewayMetrics:
     def count_refused(self, model: str, kind: str) -> None:
         """An answer found no worker or no place in the queue."""
         self._refused.labels(self._gateway, model, kind).inc()
+
+    def count_late(self, kind: str, seconds: float) -> None:
+        """For so long no answer of this gateway went on: it was `blocked` or `starved`."""
+        self._late.labels(self._gateway, kind).inc(seconds)
 
     def count_key(self, key: str, outcome: str) -> None:
         """A request came with the key of this name."""

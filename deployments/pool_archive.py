@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ray.exceptions import RayError
 
 from ..runtime.errors import EngineError
+from .head_calls import HeadCalls
 from .served_worker import Worker
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class PoolArchive:
         self._clock = clock
         self._written: dict[str, Written] = {}
         self._task: asyncio.Task[None] | None = None
+        self._calls = HeadCalls("pools")
 
     async def start(self) -> None:
         """Take over what others left, and keep it from then on."""
@@ -146,6 +148,7 @@ class PoolArchive:
         """Write nothing more."""
         if self._task is not None:
             self._task.cancel()
+        self._calls.close()
 
     async def _run(self) -> None:
         looks = 0
@@ -205,7 +208,7 @@ class PoolArchive:
     async def _safely(self, function: Callable[..., Any], *args: object) -> Any:  # what it returns
         """On another thread; None when the store cannot do it now."""
         try:
-            return await asyncio.to_thread(function, *args)
+            return await self._calls.ask(function, *args)
         except FAULTS as error:
             logger.debug("the records of pools cannot be used now: %s", error)
             return None

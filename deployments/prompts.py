@@ -111,17 +111,14 @@ class PromptReader:
         vocab_size: int,
         max_model_len: int,
         needs_text: bool,
-        check_count: Callable[[int], None],
     ) -> list[Prompt]:
         """`prompt` of a completion: a text, a list of texts, ids, or a list of id lists.
 
-        `needs_text`: ids are turned into text too, for `echo`. `check_count` may refuse how many
-        prompts there are, before any is read.
+        `needs_text`: ids are turned into text too, for `echo`.
         """
 
         def read() -> list[Prompt]:
             items = _items(prompt)
-            check_count(len(items))
             for param, item in items:
                 if isinstance(item, str):
                     self.check_fits(len(item.encode()), max_model_len, param)
@@ -156,6 +153,12 @@ class PromptReader:
         if not ids:
             raise RequestError(f"{param} has no token; send at least one", param)
         return Prompt(tuple(ids), text)
+
+
+def count_prompts(prompt: object) -> int:
+    """How many prompts a completion's `prompt` holds, as far as can be told without reading it."""
+    is_list = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    return len(prompt) if is_list and isinstance(prompt, list) else 1
 
 
 def _items(prompt: object) -> list[tuple[str, object]]:

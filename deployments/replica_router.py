@@ -5,6 +5,7 @@ Given to Serve by name (`ROUTER`); it is copied by value, so it must not hold st
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ray.serve.request_router import (
@@ -28,6 +29,46 @@ class ReplicaRouter(RequestRouter):
         to: Any = pending_request.kwargs.get("to") if pending_request is not None else None
         meant = [r for r in candidate_replicas if to and r.replica_id.unique_id == to]
         return [meant or candidate_replicas]
+
+    def initialize_state(self, **options: object) -> None:
+        """Serve's constructor for what is ours."""
+        self._listed: list[Any] | None = None  # RunningReplicaInfo: the newest list not looked at
+        self._found: dict[Any, RunningReplica] = {}  # by ReplicaID: looked up, not yet in use
+        self._looking: asyncio.Task[None] | None = None
+
+    def _update_running_replicas(self, running_replicas: list[Any]) -> None:
+        """Serve finds the actor of each new replica by asking Ray's head, and waits for its answer
+        on this loop, where all requests are answered too. So that is done on another thread first.
+        """
+        self._listed = running_replicas
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look_up())
+
+    async def _look_up(self) -> None:
+        """One list after another; of those that came meanwhile the last."""
+        try:
+            while (listed := self._listed) is not None:
+                self._listed = None
+                for info in listed:
+                    if info.replica_id not in self.curr_replicas:
+                        await self._find(info)
+                if self._listed is None:
+                    super()._update_running_replicas(listed)
+                    self._found.clear()
+        finally:
+            self._looking = None
+
+    async def _find(self, info: Any) -> None:  # RunningReplicaInfo
+        try:
+            make = super().create_replica_wrapper
+            self._found[info.replica_id] = await asyncio.to_thread(make, info)
+        except ValueError:
+            return  # it is dead: asked once more, and left out with a warning
+
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
+        """What was found."""
+        found = self._found.pop(replica_info.replica_id, None)
+        return found or super().create_replica_wrapper(replica_info)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Serve's list has changed."""

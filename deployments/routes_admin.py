@@ -53,9 +53,9 @@ def admin_routes(gateway: Gateway, auth: AuthConfig, ledger: LedgerLink) -> APIR
         return json_response({"object": "list", "data": data})
 
     async def scaling(_: HttpRequest) -> Response:
-        if gateway.read_scaling is None:
+        journal = await gateway.scaling()
+        if journal is None:
             raise ApiError(404, "No pool of this server is scaled: give one max_workers.")
-        journal = await asyncio.to_thread(gateway.read_scaling)
         names = dict(enumerate(gateway.models))
         models = {names[int(n)]: said for n, said in journal.get("models", {}).items()}
         return json_response({**journal, "models": models})

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from ..runtime.errors import RequestError
+from ..runtime.errors import QueueFullError, RequestError
 from ..runtime.request import Request
 from .answer import Answer
 from .answer_format import AnswerHead
@@ -21,13 +21,14 @@ from .completion_format import CompletionFormat
 from .gateway import Gateway, ServedModel
 from .generation import Generation
 from .json_body import json_type
-from .prompts import Prompt
+from .prompts import Prompt, count_prompts
 from .route_wish import RouteWish, read_wish
 from .sampling import AnswerRules, answer_rules, check_context
 from .schema import GenerationBody, body_schema, found_value, read_request
 from .schema_chat import ChatBody
 from .schema_completion import CompletionBody
 from .schema_refused import TOOLS_WHY
+from .seats import Seat
 from .stream import GenerationResponse
 
 logger = logging.getLogger("polypath.http")
@@ -69,24 +70,29 @@ class _Chat:
         rules = answer_rules(body, model.vocab_size, gateway.settings)
         require_template(model)
         check_capacity(model, 1, rules.num_choices)
-        prompt, has_tool_calls = await model.prompts.read_chat(
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            template_kwargs=body.chat_template_kwargs,
-            max_model_len=model.max_model_len,
-        )
-        max_tokens = rules.sampling.max_tokens
-        check_context(len(prompt.ids), max_tokens, model.max_model_len, "messages")
-        generation = await start(gateway, model, [prompt], rules, body, caller, arrived_s, wish)
-        head = AnswerHead(
-            "chatcmpl",
-            generation,
-            model.prompts.tokenizer,
-            stream_options=body.stream_options,
-            warnings=self._warnings(model) if has_tool_calls else (),
-        )
-        form = ChatFormat(head, has_logprobs=body.logprobs)
-        return GenerationResponse(generation, head, form, is_stream=body.stream)
+        with take_seat(gateway, model, rules.num_choices) as seat:
+            prompt, has_tool_calls = await model.prompts.read_chat(
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt,
+                template_kwargs=body.chat_template_kwargs,
+                max_model_len=model.max_model_len,
+            )
+            max_tokens = rules.sampling.max_tokens
+            check_context(len(prompt.ids), max_tokens, model.max_model_len, "messages")
+            answers = make_answers(model, [prompt], rules, body, caller)
+            await reserve(caller, model, [prompt], rules, answers)
+            generation = Generation(
+                gateway, model, answers, arrived_s=arrived_s, wish=wish, seat=seat
+            )
+            head = AnswerHead(
+                "chatcmpl",
+                generation,
+                model.prompts.tokenizer,
+                stream_options=body.stream_options,
+                warnings=self._warnings(model) if has_tool_calls else (),
+            )
+            form = ChatFormat(head, has_logprobs=body.logprobs)
+            return GenerationResponse(generation, head, form, is_stream=body.stream)
 
     def _warnings(self, model: ServedModel) -> list[str]:
         template = model.prompts.chat_template
@@ -120,23 +126,42 @@ class _Completion:
                 "best_of",
             )
         rules = answer_rules(body, model.vocab_size, gateway.settings)
-        prompts = await model.prompts.read_prompts(
-            body.prompt,
-            add_special_tokens=body.add_special_tokens,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            needs_text=body.echo,
-            check_count=lambda count: check_capacity(model, count, rules.num_choices),
-        )
-        for number, prompt in enumerate(prompts):
-            param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
-            check_context(len(prompt.ids), rules.sampling.max_tokens, model.max_model_len, param)
-        generation = await start(gateway, model, prompts, rules, body, caller, arrived_s, wish)
-        options = body.stream_options
-        head = AnswerHead("cmpl", generation, model.prompts.tokenizer, stream_options=options)
-        has_logprobs = body.logprobs is not None
-        form = CompletionFormat(head, has_logprobs=has_logprobs, has_echo=body.echo)
-        return GenerationResponse(generation, head, form, is_stream=body.stream)
+        num_answers = count_prompts(body.prompt) * rules.num_choices
+        check_capacity(model, count_prompts(body.prompt), rules.num_choices)
+        with take_seat(gateway, model, num_answers) as seat:
+            prompts = await model.prompts.read_prompts(
+                body.prompt,
+                add_special_tokens=body.add_special_tokens,
+                vocab_size=model.vocab_size,
+                max_model_len=model.max_model_len,
+                needs_text=body.echo,
+            )
+            for number, prompt in enumerate(prompts):
+                param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
+                check_context(
+                    len(prompt.ids), rules.sampling.max_tokens, model.max_model_len, param
+                )
+            answers = make_answers(model, prompts, rules, body, caller)
+            await reserve(caller, model, prompts, rules, answers)
+            generation = Generation(
+                gateway, model, answers, arrived_s=arrived_s, wish=wish, seat=seat
+            )
+            options = body.stream_options
+            head = AnswerHead("cmpl", generation, model.prompts.tokenizer, stream_options=options)
+            has_logprobs = body.logprobs is not None
+            form = CompletionFormat(head, has_logprobs=has_logprobs, has_echo=body.echo)
+            return GenerationResponse(generation, head, form, is_stream=body.stream)
+
+
+def take_seat(gateway: Gateway, model: ServedModel, num_answers: int) -> Seat:
+    """Places in the queue, before prompts are read: a full one refuses at once. Raises
+    `QueueFullError`.
+    """
+    try:
+        return model.line.enter(num_answers)
+    except QueueFullError:
+        gateway.metrics.count_refused(model.name, "queue_full")
+        raise
 
 
 def wish_of(request: HttpRequest, gateway: Gateway) -> RouteWish:
@@ -152,18 +177,15 @@ def wish_of(request: HttpRequest, gateway: Gateway) -> RouteWish:
     return replace(wish, goal_s=left_s if wish.goal_s is None else min(wish.goal_s, left_s))
 
 
-async def start(
-    gateway: Gateway,
+def make_answers(
     model: ServedModel,
     prompts: list[Prompt],
     rules: AnswerRules,
     body: GenerationBody,
     caller: Caller,
-    arrived_s: float,
-    wish: RouteWish,
-) -> Generation:
-    """The engine requests of one API request, ready to run. Raises `ApiError` when the caller may
-    not have them, or not now.
+) -> list[Answer]:
+    """The answers of one API request, each with its engine request. Raises `ApiError` 403 for a
+    priority that the caller may not have.
     """
     priority = caller.priority(body.priority if "priority" in body.model_fields_set else None)
     answers: list[Answer] = []
@@ -179,8 +201,7 @@ async def start(
             answers.append(
                 Answer(len(answers), prompt, engine_request, rules, model.prompts.tokenizer)
             )
-    await reserve(caller, model, prompts, rules, answers)
-    return Generation(gateway, model, answers, arrived_s=arrived_s, wish=wish)
+    return answers
 
 
 async def reserve(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from ..runtime.errors import EngineError
 from .caller import caller_of
 from .gateway import Gateway, ServedModel
 from .json_body import JsonObject
@@ -64,8 +65,9 @@ def info_routes(gateway: Gateway) -> APIRouter:
         workers = [worker for worker in gateway.all_workers() if worker.id in stats]
         for model in gateway.models.values():
             gateway.metrics.show_queue(model.name, len(model.line), model.line.queue_time_s())
-        if gateway.read_scaling is not None:
-            gateway.metrics.show_scaling(await asyncio.to_thread(gateway.read_scaling))
+        with suppress(EngineError):  # the last numbers stand
+            if (journal := await gateway.scaling()) is not None:
+                gateway.metrics.show_scaling(journal)
         text = gateway.metrics.render(_worker_stats(worker, stats[worker.id]) for worker in workers)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 

@@ -37,7 +37,10 @@ class GenerationResponse(Response):
         self._is_stream = is_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await run_while_connected(receive, self._answer(scope, receive, send))
+        try:
+            await run_while_connected(receive, self._answer(scope, receive, send))
+        finally:
+            self._generation.leave_seat()  # a client that left before it began
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation:

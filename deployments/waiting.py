@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from ..runtime.errors import QueueFullError
-from .arrivals import Arrivals
-from .autoscaling_pools import Demand, Tokens
+from ..runtime.errors import QueueFullError, RequestError
+from .autoscaling_pools import Demand
+from .demands import Able, Demands
 from .errors import ApiError, retry_after
 from .forecast import AHEAD
 from .needs import Needs, no_capable_worker
 from .pool_memory import PoolBook
 from .router import Ask, Decision, Forecasts, choose
+from .seats import Room, Seat, Stage
 from .served_worker import Job, Worker
 from .ticket import Ticket
 
 LOOK_AHEAD = 64  # waiting answers that one pass counts for workers that they wait for
-MAX_SETS = 32  # of pools, whose demand is told apart
 ASLEEP_QUEUE = 256  # before the first worker was seen
 TICK_S = 0.05  # while answers wait: other gateways' load changes without a word to us
-
-Able = frozenset[str] | None
-"""The pools that can serve an answer; None: any."""
 
 OnPlaced = Callable[[Decision, float], None]
 
@@ -60,34 +58,13 @@ class Line:
         self._wait_s = 0.0  # moving average of how long placed answers had waited
         self._pass: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._arrivals: dict[Able, Arrivals] = {}  # of new answers
+        self._demands = Demands(self._pools)
+        self._seats: Counter[Stage] = Counter()  # of answers that are on their way here
         self.asleep_queue = ASLEEP_QUEUE  # answers that may wait while there is no worker
 
     def demands(self, now_s: float) -> dict[Able, Demand]:
         """What arrives and waits here, by the pools that can serve it."""
-        waiting: dict[Able, list[Ask]] = {able: [] for able in self._arrivals}
-        for ticket in self._tickets:
-            waiting.setdefault(self._able(ticket.ask), []).append(ticket.ask)
-        return {
-            able: Demand(
-                arriving=self._arrivals[able].rate(now_s) if able in self._arrivals else Tokens(),
-                waiting=Tokens(
-                    prompt=sum(ask.num_prompt for ask in asks),
-                    new=sum(ask.num_answer for ask in asks),
-                ),
-                num_unfinished=len(asks),
-            )
-            for able, asks in waiting.items()
-        }
-
-    def _able(self, ask: Ask) -> Able:
-        """Whose demand it is. Clients can name more sets of pools than we care to report: of the
-        rest the first pool is asked alone.
-        """
-        able = self._pools.able(ask.needs, ask.rules)
-        if able is None or able in self._arrivals or len(self._arrivals) < MAX_SETS:
-            return able
-        return frozenset({self._pools.first(able)})
+        return self._demands.by_pools((ticket.ask for ticket in self._tickets), now_s)
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -101,24 +78,49 @@ class Line:
         oldest = min(ticket.since_s for ticket in self._tickets)
         return max(self._wait_s, asyncio.get_running_loop().time() - oldest)
 
-    def require_space(self, num_answers: int, needs: Needs | None = None) -> None:
+    def enter(self, num_answers: int) -> Seat:
+        """Places for answers whose prompts are still to be read. Raises `QueueFullError` when all
+        queues together have too few, whatever the answers need.
+        """
+        queue, held = self._room(Stage.QUEUE), self._room(Stage.HELD)
+        num_reading = self._seats[Stage.READING]
+        left = max(0, queue.left) + max(0, held.left) - num_reading
+        if num_answers > left:
+            num_waiting = queue.num_waiting + held.num_waiting + num_reading
+            raise self._full(num_answers, num_waiting, left + num_waiting)
+        return Seat(self._seats, num_answers)
+
+    def require_space(
+        self, num_answers: int, needs: Needs | None = None, seat: Seat | None = None
+    ) -> None:
         """Raise `QueueFullError` when so many new answers with these needs are more than can start
         or wait. Those held for a pool that is to wake have a queue of their own: while it is full
-        others go on, and while theirs is full, so do these.
+        others go on, and while theirs is full, so do these. `seat` goes to the queue in question.
         """
+        stage = Stage.HELD if needs is not None and self._is_held(needs) else Stage.QUEUE
+        room = self._room(stage)
+        if num_answers > room.left:
+            raise self._full(num_answers, room.num_waiting, room.limit)
+        if seat is not None:
+            seat.move(stage)
+
+    def _room(self, stage: Stage) -> Room:
         num_held = sum(ticket.awaits_pool for ticket in self._tickets) if self._workers else 0
-        if needs is not None and self._is_held(needs):
-            num_waiting, limit, left = num_held, self.asleep_queue, self.asleep_queue - num_held
-        else:
-            num_waiting, limit = len(self._tickets) - num_held, self._max_queued()
-            left = limit - num_waiting + (0 if num_waiting else self._num_free())
-        if num_answers > left:
-            asked = f"{num_answers} answers are too many now: " if num_answers > 1 else ""
-            raise QueueFullError(
-                f"{asked}{num_waiting} answers wait here, and the limit is {limit}; try again "
-                "later",
-                max(1.0, self.queue_time_s()),
-            )
+        if stage is Stage.HELD:
+            limit = self.asleep_queue if self._workers and self._pools.sleeping() else 0
+            num_waiting = num_held + self._seats[stage]
+            return Room(num_waiting, limit, limit - num_waiting)
+        num_waiting, limit = len(self._tickets) - num_held, self._max_queued()
+        num_free = 0 if num_waiting else self._num_free()
+        num_waiting += self._seats[stage]
+        return Room(num_waiting, limit, limit - num_waiting + num_free)
+
+    def _full(self, num_answers: int, num_waiting: int, limit: int) -> QueueFullError:
+        asked = f"{num_answers} answers are too many now: " if num_answers > 1 else ""
+        return QueueFullError(
+            f"{asked}{num_waiting} answers wait here, and the limit is {limit}; try again later",
+            max(1.0, self.queue_time_s()),
+        )
 
     def _is_held(self, needs: Needs) -> bool:
         """Whether only a pool that has no worker, while others have some, may serve this."""
@@ -168,9 +170,10 @@ class Line:
             since_s=loop.time(),
             last_error=last_error,
         )
+        if self._is_impossible(ticket):  # at once, however many wait
+            raise self._no_capable_worker(ask.needs)
         if not ask.is_resumed and last_error is None:
-            arrivals = self._arrivals.setdefault(self._able(ask), Arrivals())
-            arrivals.add(ask.num_prompt, ask.num_answer, loop.time())
+            self._demands.arrive(ask, loop.time())
         bisect.insort(self._tickets, ticket, key=lambda each: each.order)
         self._dispatch()
         try:
@@ -250,14 +253,9 @@ class Line:
 
     def _is_given_up(self, ticket: Ticket, now_s: float) -> bool:
         """No worker can take it: at once the client's fault, or ours after a while."""
-        workers, needs = list(self._workers.values()), ticket.ask.needs
-        is_refused = all(needs.why_not(worker) for worker in workers)
-        ticket.awaits_pool = is_refused and self._pools.may_come(needs)
-        asleep = self._pools.sleeping()
-        is_new = ticket.last_error is None and not ticket.ask.is_resumed
-        if is_new and is_refused and not ticket.awaits_pool and (workers or asleep):
+        if self._is_impossible(ticket):
             self._end(ticket)
-            ticket.future.set_exception(no_capable_worker(needs, workers, self._pools.say(needs)))
+            ticket.future.set_exception(self._no_capable_worker(ticket.ask.needs))
             return True
         if ticket.stranded_since_s is None:
             ticket.stranded_since_s = now_s
@@ -266,6 +264,18 @@ class Line:
         self._end(ticket)
         ticket.future.set_exception(ticket.last_error or no_worker())
         return True
+
+    def _is_impossible(self, ticket: Ticket) -> bool:
+        """Whether nobody will ever take a new answer; notes who might once a pool wakes."""
+        needs = ticket.ask.needs
+        is_refused = all(needs.why_not(worker) for worker in self._workers.values())
+        ticket.awaits_pool = is_refused and self._pools.may_come(needs)
+        is_new = ticket.last_error is None and not ticket.ask.is_resumed
+        is_known = bool(self._workers or self._pools.sleeping())
+        return is_new and is_refused and not ticket.awaits_pool and is_known
+
+    def _no_capable_worker(self, needs: Needs) -> RequestError:
+        return no_capable_worker(needs, list(self._workers.values()), self._pools.say(needs))
 
     def _end(self, ticket: Ticket) -> None:
         self._tickets.remove(ticket)

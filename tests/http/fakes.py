@@ -285,9 +285,13 @@ class Call:
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    async def leave(self) -> None:
-        """The client closes its connection; returns when the app is done with it."""
+    def hang_up(self) -> None:
+        """The client closes its connection."""
         self._gone.set()
+
+    async def leave(self) -> None:
+        """The same; returns when the app is done with it."""
+        self.hang_up()
         async with asyncio.timeout(5):
             await self.task
 

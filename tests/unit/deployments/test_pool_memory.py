@@ -17,12 +17,13 @@ from polypath.deployments.autoscaling_pools import (
     ScalingRules,
     Tokens,
 )
+from polypath.deployments.demands import MAX_SETS
 from polypath.deployments.fleet import PoolSpec
 from polypath.deployments.needs import Needs, parse_requirements
 from polypath.deployments.pool_memory import PoolBook, PoolMemory
 from polypath.deployments.router import Ask, RoutingRules
 from polypath.deployments.served_worker import Worker
-from polypath.deployments.waiting import MAX_SETS, Limits, Line
+from polypath.deployments.waiting import Limits, Line
 from polypath.runtime.config import EngineConfig
 from polypath.runtime.errors import QueueFullError, RequestError
 from polypath.tests.paced import PacedLink
