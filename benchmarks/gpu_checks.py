@@ -1,17 +1,11 @@
-"""What must hold on a card before any figure of it counts: kernels against float64, backends and
-graphs against eager and the yardstick, planted faults, rows blind to their neighbours.
+"""What must hold of kernels on a card before any figure of it counts: they equal float64 over the
+shapes of models, and a row's bits do not depend on its neighbours.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -19,19 +13,14 @@ from polypath.runtime.attention import registry as attention_registry
 from polypath.runtime.attention.backend import AttentionBackend
 from polypath.runtime.attention.torch_sdpa import TorchSdpaBackend
 from polypath.runtime.build_context import BuildContext
-from polypath.runtime.config import EngineConfig
 from polypath.runtime.errors import EngineError
 from polypath.runtime.forward_batch import ForwardBatch
-from polypath.runtime.full_check import check_all
-from polypath.runtime.graphs.mechanism import ReplayError
 from polypath.runtime.kv.pool import KVPool
-from polypath.runtime.ladder import CapturingRunner
 from polypath.runtime.linear.dense import DenseLinear
 from polypath.runtime.ops.ops import Ops
 from polypath.runtime.ops.torch import TorchOps
+from polypath.runtime.planning.candidate import find
 from polypath.runtime.request import Request
-from polypath.runtime.runners.graph import GraphRunner
-from polypath.runtime.runners.static_batch import StaticBatch
 from polypath.runtime.scheduler import RequestState, ScheduledRow
 
 BOUNDS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -39,7 +28,40 @@ BOUNDS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 PAGE = 16
 LENGTHS = ((1, 1), (1, 700), (33, 40), (1, 17), (5, 300), (1, 255))  # (new tokens, all tokens)
+HEAD_LENGTHS = ((1, 1), (1, 300), (37, 37), (1, 17), (5, 150))
 DECODES = ((1, 1), (1, 700), (1, 17), (1, 1025), (1, 255), (1, 4096))
+AMONG = (2, 32, 256)  # rows of a batch that one row is put into
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention of one kind of model, and the number type it is looked at in."""
+
+    shape: tuple[int, int, int]  # query heads, key/value heads, their size
+    dtype: torch.dtype
+    window: int | None = None
+    soft_cap: float | None = None
+    page_size: int = PAGE
+
+    def __str__(self) -> str:
+        heads, kv_heads, size = self.shape
+        also = "" if self.window is None else f", window {self.window}"
+        also += "" if self.soft_cap is None else f", cap {self.soft_cap:g}"
+        return f"{heads}/{kv_heads} x {size}{also}, pages {self.page_size} {str(self.dtype)[6:]}"
+
+
+HEADS = (
+    Heads((32, 8, 128), torch.bfloat16),
+    Heads((16, 8, 128), torch.float16, page_size=64),
+    Heads((14, 2, 64), torch.bfloat16),
+    Heads((8, 8, 64), torch.float32),
+    Heads((32, 32, 80), torch.float16),
+    Heads((24, 8, 96), torch.bfloat16, page_size=128),
+    Heads((16, 1, 256), torch.float16),
+    Heads((8, 4, 256), torch.bfloat16, window=64, soft_cap=50.0),
+    Heads((5, 1, 128), torch.float32, window=33),
+    Heads((32, 8, 128), torch.float16, window=300, page_size=64),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +83,18 @@ def tables(context: BuildContext) -> list[Ops]:
     return [TritonOps()]
 
 
+def dtypes_of(device: torch.device) -> tuple[torch.dtype, ...]:
+    """Those that are looked at; cards before 8.0 have no bfloat16."""
+    if device.type == "cpu":
+        return (torch.float32,)
+    has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    return tuple(dtype for dtype in BOUNDS if dtype != torch.bfloat16 or has_bfloat16)
+
+
 def check_ops(context: BuildContext) -> Iterator[Check]:
     """Each operation of each table against torch in float64, on the same values."""
     for table in tables(context):
-        for dtype in BOUNDS:
-            if context.device.type == "cpu" and dtype != torch.float32:
-                continue
+        for dtype in dtypes_of(context.device):
             for name, ours, exact in _op_pairs(table, dtype, context.device):
                 error = _error(ours, exact)
                 label = f"{table.name}.{name} {str(dtype)[6:]}"
@@ -107,10 +135,14 @@ def _op_pairs(
         yield f"stored keys and values{kind}", kv, wide_kv
     found = ops.logits(DenseLinear(random(1000, 64), None), random(5, 64))
     if found.best is not None:
-        yield "argmax", found.best, found.values.argmax(dim=-1)
+        is_largest = found.values == found.values.amax(dim=-1, keepdim=True)
+        places = torch.arange(1000, device=device).where(is_largest, 1000)
+        yield "argmax", found.best, places.amin(dim=-1)  # torch's may take any of equals
 
 
 def _error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    if not exact.is_floating_point():
+        return 0.0 if torch.equal(ours, exact) else torch.inf
     difference = (ours.double() - exact.double()).abs().max()
     return float(difference.nan_to_num(nan=torch.inf) / exact.double().abs().max().clamp_min(1e-30))
 
@@ -147,9 +179,7 @@ def batch_of(
 
 def check_attention(context: BuildContext) -> Iterator[Check]:
     """Each backend against torch_sdpa in float64, on mixed batches."""
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        if context.device.type == "cpu" and dtype != torch.float32:
-            continue
+    for dtype in dtypes_of(context.device):
         here = replace(context, dtype=dtype)
         for name, backend in backends(here):
             label = f"{name} {str(dtype)[6:]}"
@@ -194,39 +224,83 @@ def _random_attention(
     return q, pool.layers[0]
 
 
-def check_invariance(context: BuildContext) -> Iterator[Check]:
-    """Each row alone and among others: equal bits, where the backend claims it."""
-    for name, backend in backends(context):
-        if isinstance(backend, str):
+def check_heads(device: torch.device, kinds: Sequence[Heads] = HEADS) -> Iterator[Check]:
+    """Our attention kernels against float64, over the heads of models; whatever lies around a
+    row's keys is NaN. On a CPU nothing unless Triton interprets.
+    """
+    from polypath.kernels.triton.decode_attention import decode_attention
+    from polypath.kernels.triton.paged import PagedRows, Scores
+    from polypath.kernels.triton.prefill_attention import prefill_attention
+    from polypath.tests.unit.kernels.triton.interpreted.attending import Shape, paged
+
+    for kind in kinds:
+        if device.type == "cuda" and kind.dtype not in dtypes_of(device):
             continue
-        claims = next(
-            c.capability.batch_invariant
-            for c in attention_registry.CANDIDATES
-            if c.capability.name == name
+        heads, kv_heads, size = kind.shape
+        shape = Shape(
+            num_heads=heads,
+            kv_heads=kv_heads,
+            head_dim=size,
+            page_size=kind.page_size,
+            dtype=kind.dtype,
         )
-        if not claims:
+        batch = paged(shape, [new for new, _ in HEAD_LENGTHS], [all_ for _, all_ in HEAD_LENGTHS])
+        scores = Scores(size**-0.5, kind.window, kind.soft_cap)
+        rows = batch.rows
+        moved = (t.to(device) for t in (rows.page_table, rows.query_starts, rows.kv_lens))
+        here, q, kv = PagedRows(*moved), batch.q_TND.to(device), batch.kv_P2SKD.to(device)
+        out = torch.full(q.shape, torch.nan, dtype=kind.dtype, device=device)
+        decode_attention(q, kv, here, scores, out)
+        prefill_attention(q, kv, here, scores, out)
+        error = _error(out.cpu(), batch.truth(scores))
+        yield Check(name=str(kind), passed=error <= BOUNDS[kind.dtype], value=error)
+
+
+def check_invariance(context: BuildContext) -> Iterator[Check]:
+    """Rows alone and among others: equal bits, where attention and operations claim it."""
+    for name, backend in backends(context):
+        if isinstance(backend, str) or not _claims_invariance(name):
             continue
         for kind, lengths in (("decode", DECODES), ("mixed", LENGTHS)):
             wrong = _rows_that_change(backend, context, lengths)
             note = f"rows {wrong} change" if wrong else f"{len(lengths)} rows"
             yield Check(name=f"{name} {kind}", passed=not wrong, note=note)
+        for count in AMONG:
+            lengths = tuple(DECODES[i % 5] for i in range(count))
+            wrong = _rows_that_change(backend, context, lengths, of=(0, 1, count - 1))
+            note = f"rows {wrong} change" if wrong else ""
+            yield Check(name=f"{name} decode among {count}", passed=not wrong, note=note)
+    for table in tables(context):
+        wrong = _ops_that_change(table, context)
+        note = f"{', '.join(wrong)} change" if wrong else f"among {AMONG} rows"
+        yield Check(name=f"ops {table.name}", passed=not wrong, note=note)
+
+
+def _claims_invariance(backend: str) -> bool:
+    return find(attention_registry.CANDIDATES, backend).capability.batch_invariant
 
 
 def _rows_that_change(
-    backend: AttentionBackend, context: BuildContext, lengths: tuple[tuple[int, int], ...]
+    backend: AttentionBackend,
+    context: BuildContext,
+    lengths: tuple[tuple[int, int], ...],
+    of: Sequence[int] | None = None,
 ) -> list[int]:
+    """Of the rows `of`, all by default, those whose bits differ when they stand alone."""
     batch, num_pages = batch_of(lengths, context.device)
     q, kv = _random_attention(context, batch.num_tokens, num_pages)
     backend.plan(batch)
     together = backend.attend(q, kv, 0).clone()
     wrong = []
-    for i, (new, total) in enumerate(lengths):
+    for i in range(len(lengths)) if of is None else of:
+        new, total = lengths[i]
         first, last = batch.query_starts[i], batch.query_starts[i + 1]
         alone = replace(
             batch,
-            page_table=batch.page_table[i : i + 1].contiguous(),
             query_starts=(0, new),
             kv_lens=(total,),
+            numbers=None,
+            made=replace(batch.tensors, page_table=batch.page_table[i : i + 1].contiguous()),
         )
         backend.plan(alone)
         if not torch.equal(backend.attend(q[first:last].contiguous(), kv, 0), together[first:last]):
@@ -234,95 +308,22 @@ def _rows_that_change(
     return wrong
 
 
-def check_paths(device: str) -> Iterator[Check]:
-    """Every path that the planner accepts here, a tiny model, against a plain forward."""
-    with tempfile.TemporaryDirectory() as folder:
-        _tiny_model(Path(folder))
-        config = EngineConfig(model=folder, device=device, kv_bytes=4 << 20, max_num_seqs=8)
-        for found in check_all(config):
-            if found.is_refused:
-                continue
-            worst = max((result.error for result in found.results), default=None)
-            paths = ", ".join(dict.fromkeys(found.paths.values()))
-            yield Check(
-                name=paths, passed=found.passed, note=found.problem or found.wish, value=worst
-            )
-
-
-def _tiny_model(folder: Path) -> None:
-    from polypath.tests import tiny_models
-
-    tiny_models.random(folder, hidden=256)
-
-
-Fault = Callable[[GraphRunner], Any]  # Any: patches of several kinds
-
-
-def faults() -> dict[str, Fault]:
-    """What may go wrong with a graph, planted in a runner whose graphs are captured."""
-    fill = StaticBatch.fill_tokens
-
-    def into_live_page(static: StaticBatch, batch: ForwardBatch) -> None:
-        fill(static, batch)
-        static._slots[batch.num_tokens :] = batch.slots[0]
-
-    def moved(static: StaticBatch, batch: ForwardBatch) -> None:
-        fill(static, batch)
-        static._positions = static._positions.clone()
-
-    def stale(runner: GraphRunner) -> Any:
-        kind = type(next(iter(runner._buckets.values())).attention)
-        return patch.object(kind, "refresh", lambda self, batch: None)
-
-    return {
-        "stale lengths": stale,
-        "wrong bucket": lambda runner: patch.object(GraphRunner, "_size_for", lambda s, rows: 1),
-        "padding into a live page": lambda r: patch.object(
-            StaticBatch, "fill_tokens", into_live_page
-        ),
-        "moved input": lambda runner: patch.object(StaticBatch, "fill_tokens", moved),
+def _ops_that_change(table: Ops, context: BuildContext) -> list[str]:
+    """Operations whose first row has other bits alone than among others."""
+    device, model = context.device, context.model
+    generator = torch.Generator(device).manual_seed(3)
+    sizes = (max(AMONG), model.hidden_size), (max(AMONG), 2 * model.intermediate_size)
+    x, gate_up = (
+        torch.randn(size, generator=generator, device=device).to(context.dtype) for size in sizes
+    )
+    weight = torch.ones(model.hidden_size, dtype=context.dtype, device=device)
+    runs: dict[str, Callable[[int], torch.Tensor]] = {
+        "norm": lambda rows: table.norm(x[:rows], weight, 1e-5),
+        "add_norm": lambda rows: table.add_norm(x[:rows], x[:rows], weight, 1e-5)[0],
+        "silu_mul": lambda rows: table.silu_mul(gate_up[:rows]),
     }
-
-
-def check_graphs(device: str) -> Iterator[Check]:
-    """Graphs equal eager, with all that they compute poisoned before each replay; and each planted
-    fault is seen.
-    """
-    from polypath.tests.graph_check import bench, problems
-
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        _tiny_model(Path(folder))
-        for runner_name in ("whole", "pieces"):
-            found = bench(Path(folder), device=device, dtype="float32")
-            runner = _graph_runner(runner_name, found.parts, device)
-            for size in runner.wanted:
-                runner.capture(size)
-            wrong = problems(found, runner, tokens=1 if runner_name == "whole" else 8)
-            yield Check(name=runner.name, passed=not wrong, note="; ".join(wrong[:3]))
-            if isinstance(runner, GraphRunner):
-                for name, plant in faults().items():
-                    with ExitStack() as stack:
-                        stack.enter_context(plant(runner))
-                        seen = _seen(partial(problems, found, runner))
-                    yield Check(name=f"planted: {name}", passed=bool(seen), note=seen)
-
-
-def _seen(look: Callable[[], list[str]]) -> str:
-    """The first problem, or the error that it became."""
-    try:
-        return next(iter(look()), "")
-    except (ReplayError, AssertionError, RuntimeError) as error:
-        return str(error).partition("\n")[0] or type(error).__name__
-
-
-def _graph_runner(name: str, parts: Any, device: str) -> Any:  # Any: either kind of graph runner
-    if device == "cuda":
-        from polypath.runtime.runners import cuda_graph, piecewise_cuda_graph
-
-        made = (cuda_graph if name == "whole" else piecewise_cuda_graph).build(parts)
-    else:
-        from polypath.runtime.runners import cpu_graph, piecewise_cpu_graph
-
-        made = (cpu_graph if name == "whole" else piecewise_cpu_graph).build(parts)
-    assert isinstance(made, CapturingRunner)
-    return made
+    return [
+        name
+        for name, run in runs.items()
+        if any(not torch.equal(run(1)[0], run(rows)[0]) for rows in AMONG)
+    ]

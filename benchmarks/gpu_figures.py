@@ -10,24 +10,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpu_checks import PAGE, backends, batch_of, tables
+from gpu_checks import PAGE, backends, batch_of, dtypes_of, tables
 from random_checkpoint import SHAPES, RandomCheckpoint
 
 from polypath.runtime.build_context import BuildContext
 from polypath.runtime.config import EngineConfig, ModelConfig
 from polypath.runtime.engine import Engine
+from polypath.runtime.errors import PlanError
 from polypath.runtime.forward_mode import ForwardMode
+from polypath.runtime.planning.candidate import find
 from polypath.runtime.request import Request, SamplingParams
+from polypath.runtime.runners import registry as runner_registry
 from polypath.runtime.runners.graph import GraphRunner
 from polypath.runtime.startup import StartupEvent, start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One median; `share` of the ceiling, where there is one."""
+    """One median; `share` of the ceiling, where there is one. `milliseconds` None: not measured."""
 
     name: str
-    milliseconds: float
+    milliseconds: float | None
     rate: float | None = None  # of bytes or operations a second
     unit: str = ""  # of the rate
     share: float | None = None
@@ -62,7 +65,7 @@ def _seconds(run: Callable[[], object]) -> float:
 def measure_ceilings(device: torch.device, *, small: bool) -> tuple[Ceilings, list[Figure]]:
     """A copy far larger than the caches, and a large square product."""
     size, side = (1 << 20, 256) if small else (1 << 30, 8192)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = card_dtype(device)
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_ms = median_ms(lambda: target.copy_(source), device)
@@ -185,35 +188,64 @@ def engine_figures(
             seconds[event.stage] = event.seconds
 
     _free(device)
-    itemsize = 4 if device.type == "cpu" else 2
     length = context_len + steps + 64
-    config = EngineConfig(
-        model=name,
-        device=device.type,
-        dtype="float32" if device.type == "cpu" else "bfloat16",
-        max_model_len=length,
-        max_num_seqs=max(batches),
-        kv_bytes=(max(batches) + 1) * length * SHAPES[name].kv_bytes_per_token(itemsize),
-        prefix_cache=False,
-        calibration=False,
-    )
-    started = start(config, on_progress=note, checkpoint=RandomCheckpoint(name, device))
+    config = _config(name, device, max(batches), length)
+    try:
+        started = start(config, on_progress=note, checkpoint=RandomCheckpoint(name, device))
+    except PlanError as error:
+        why = str(error).partition("\n")[0]
+        yield Figure(name=f"{name}: engine", milliseconds=None, note=f"not here: {why}")
+        return
     engine = Engine(started)
-    path = engine.plan.path_name(ForwardMode.DECODE)
-    if "graphs" in seconds:
-        sizes = len(engine.plan.capture_sizes)
-        yield Figure(
-            name=f"{name}: capture of {sizes} decode buckets and the pieces",
-            milliseconds=seconds["graphs"] * 1000,
-            note=path,
-        )
+    yield from _start_figures(engine, name, seconds, device)
     for batch in batches:
         yield Figure(
             name=f"{name}: engine step, {batch} x {context_len}",
             milliseconds=_step_ms(engine, batch, context_len, steps),
             replay_ms=_replay_ms(engine, batch, device),
-            note=path,
+            note=engine.plan.path_name(ForwardMode.DECODE),
         )
+
+
+def _config(name: str, device: torch.device, batch: int, length: int) -> EngineConfig:
+    dtype = card_dtype(device)
+    per_token = SHAPES[name].kv_bytes_per_token(dtype.itemsize)
+    return EngineConfig(
+        model=name,
+        device=device.type,
+        dtype=str(dtype)[6:],
+        max_model_len=length,
+        max_num_seqs=batch if device.type == "cpu" else None,  # a card captures all its graphs
+        kv_bytes=(batch + 1) * length * per_token,
+        prefix_cache=False,
+        calibration=False,
+    )
+
+
+def _start_figures(
+    engine: Engine, name: str, seconds: dict[str, float], device: torch.device
+) -> Iterator[Figure]:
+    """What graphs cost the start, and all decode graphs once more by themselves."""
+    if "graphs" not in seconds:
+        return
+    path = engine.plan.path_name(ForwardMode.DECODE)
+    milliseconds = seconds["graphs"] * 1000
+    yield Figure(name=f"{name}: start, all graphs", milliseconds=milliseconds, note=path)
+    runner = engine._runner._runners[ForwardMode.DECODE][0]
+    if not isinstance(runner, GraphRunner):
+        return
+    fresh: Any = find(runner_registry.CANDIDATES, runner.name).load().build(runner._parts)
+    start = time.perf_counter()
+    for size in fresh.wanted:
+        if not fresh.covers(size):
+            fresh.capture(size)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    yield Figure(
+        name=f"{name}: capture of all decode graphs",
+        milliseconds=(time.perf_counter() - start) * 1000,
+        note=f"{len(fresh.captured)} sizes up to {max(fresh.wanted)}",
+    )
 
 
 def _free(device: torch.device) -> None:
@@ -234,9 +266,13 @@ def _step_ms(engine: Engine, batch: int, context_len: int, steps: int) -> float:
     while engine.has_work():
         start = time.perf_counter()
         outputs = engine.step()
+        if failed := [output.error for output in outputs if output.error is not None]:
+            raise RuntimeError(f"a step failed: {failed[0]}")
         if len(outputs) == batch and all(o.position > 3 for o in outputs):
             found.append(time.perf_counter() - start)
-    return statistics.median(found) * 1000 if found else float("nan")
+    if not found:
+        raise RuntimeError(f"no step of {batch} decoding rows was seen; is the KV pool too small?")
+    return statistics.median(found) * 1000
 
 
 def _replay_ms(engine: Engine, batch: int, device: torch.device) -> float | None:
@@ -252,5 +288,9 @@ def _replay_ms(engine: Engine, batch: int, device: torch.device) -> float | None
 def attention_context(name: str, device: torch.device) -> BuildContext:
     """A context of one of the shapes, in the dtype that is measured."""
     model: ModelConfig = SHAPES[name]
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return BuildContext(model=model, dtype=dtype, device=device)
+    return BuildContext(model=model, dtype=card_dtype(device), device=device)
+
+
+def card_dtype(device: torch.device) -> torch.dtype:
+    """What models run in there: bfloat16 where the card has it."""
+    return dtypes_of(device)[-1]
