@@ -15,12 +15,15 @@ from unittest.mock import patch
 import torch
 from gpu_checks import Check
 
+from polypath.runtime.build_context import BuildContext
 from polypath.runtime.config import EngineConfig
 from polypath.runtime.forward_batch import ForwardBatch
 from polypath.runtime.full_check import check_all
-from polypath.runtime.graphs.mechanism import ReplayError
-from polypath.runtime.ladder import CapturingRunner
+from polypath.runtime.graphs.cuda import CudaGraph
+from polypath.runtime.graphs.mechanism import GraphMechanism, ReplayError
+from polypath.runtime.runners.cuda_graph import CudaGraphRunner
 from polypath.runtime.runners.graph import GraphRunner
+from polypath.runtime.runners.piecewise_cuda_graph import PiecewiseCudaGraphRunner
 from polypath.runtime.runners.static_batch import StaticBatch
 
 
@@ -76,15 +79,15 @@ def faults() -> dict[str, Fault]:
 
 def check_graphs(device: str) -> Iterator[Check]:
     """Graphs equal eager, with all that they compute poisoned before each replay; and each planted
-    fault is seen.
+    fault is seen. On a CPU the same runners, over recordings and a faked package.
     """
-    from polypath.tests.graph_check import bench, problems
+    from polypath.tests.graph_check import problems
 
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         _tiny_model(Path(folder))
         for runner_name in ("whole", "pieces"):
-            found = bench(Path(folder), device=device, dtype="float32")
-            runner = _graph_runner(runner_name, found.parts, device)
+            found, mechanism = _bench(Path(folder), device)
+            runner = RUNNERS[runner_name](mechanism, found.parts)
             for size in runner.wanted:
                 runner.capture(size)
             wrong = problems(found, runner, tokens=1 if runner_name == "whole" else 8)
@@ -105,14 +108,25 @@ def _seen(look: Callable[[], list[str]]) -> str:
         return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _graph_runner(name: str, parts: Any, device: str) -> Any:  # Any: either kind of graph runner
+RUNNERS = {"whole": CudaGraphRunner, "pieces": PiecewiseCudaGraphRunner}
+
+
+def _bench(folder: Path, device: str) -> tuple[Any, GraphMechanism]:  # Any: tests' `Bench`
+    """Parts to build runners from, and what captures."""
+    from polypath.tests.graph_check import Bench, bench
+
     if device == "cuda":
-        from polypath.runtime.runners import cuda_graph, piecewise_cuda_graph
+        return bench(folder, device=device, dtype="float32"), CudaGraph()
+    from polypath.runtime.attention.flash_packages import VllmPackage
+    from polypath.runtime.attention.vllm_flash_attn import VllmFlashAttnBackend
+    from polypath.tests.driving import build_yardstick
+    from polypath.tests.fake_flash_attn import Vllm
+    from polypath.tests.graph_engine import FakedCudaGraph, parts_of
 
-        made = (cuda_graph if name == "whole" else piecewise_cuda_graph).build(parts)
-    else:
-        from polypath.runtime.runners import cpu_graph, piecewise_cpu_graph
+    engine = build_yardstick(folder, pages=80, max_num_seqs=8, max_num_batched_tokens=64)
 
-        made = (cpu_graph if name == "whole" else piecewise_cpu_graph).build(parts)
-    assert isinstance(made, CapturingRunner)
-    return made
+    def faked(context: BuildContext) -> VllmFlashAttnBackend:
+        package = VllmPackage(Vllm(2, 3), 3)
+        return VllmFlashAttnBackend(context.model, context.dtype, context.device, package)
+
+    return Bench(engine, parts_of(engine, faked), None), FakedCudaGraph()
