@@ -14,6 +14,9 @@ import pytest
 import torch
 
 from polypath.runtime import startup
+from polypath.runtime.attention.flash_packages import VllmPackage
+from polypath.runtime.attention.vllm_flash_attn import VllmFlashAttnBackend
+from polypath.runtime.build_context import BuildContext
 from polypath.runtime.config import EngineConfig
 from polypath.runtime.device_memory import CudaMemory
 from polypath.runtime.engine import Engine
@@ -27,9 +30,11 @@ from polypath.runtime.planning.planner import plan as make_plan
 from polypath.runtime.planning.rules import native_variant
 from polypath.runtime.runners.cuda_graph import CudaGraphRunner
 from polypath.runtime.runners.eager import EagerRunner
+from polypath.runtime.runners.piecewise_cuda_graph import PiecewiseCudaGraphRunner
 from polypath.runtime.runners.runner import Runner
 from polypath.runtime.trial import Trial, has_own_pool, run_trial, with_measured_pool
 from polypath.tests.driving import assert_same_answers, build_engine, build_yardstick, greedy, run
+from polypath.tests.fake_flash_attn import Vllm
 from polypath.tests.graph_engine import FakedCudaGraph, parts_of
 from polypath.tests.graph_parity import sdpa
 from polypath.tests.unit.planning.public_models import public_model
@@ -125,6 +130,11 @@ def test_the_largest_step_is_as_large_as_the_plan_allows(h200: ExecutionPlan) ->
     assert {page for row in rows for page in row.state.pages} == {0}
 
 
+def faked_fa3(context: BuildContext) -> VllmFlashAttnBackend:
+    package = VllmPackage(Vllm(2, 3), 3)
+    return VllmFlashAttnBackend(context.model, context.dtype, context.device, package)
+
+
 def cuda_runners(engine: Engine, kv: KVPool) -> dict[ForwardMode, tuple[Runner, ...]]:
     parts = replace(parts_of(engine, sdpa), kv=kv)
     eager = EagerRunner(parts.model, kv, parts.attention)
@@ -154,6 +164,28 @@ def test_a_trial_measures_a_step_and_two_graphs_over_one_page(
         step_bytes=7 * MIB, graph_bytes=120, more_graph_bytes=20, free_bytes=500 * MIB
     )
     assert memory.log == ["held", "watch", "watched", "free"]
+
+
+def test_a_trials_pool_and_graphs_are_gone_with_it(random_llama: Path) -> None:
+    engine = build_yardstick(random_llama, pages=60, max_num_seqs=8, max_num_batched_tokens=64)
+    made: list[weakref.ref[object]] = []
+
+    def make(kv: KVPool) -> dict[ForwardMode, tuple[Runner, ...]]:
+        parts = replace(parts_of(engine, faked_fa3), kv=kv)
+        graphs: Runner = CudaGraphRunner(FakedCudaGraph(), parts)
+        pieces: Runner = PiecewiseCudaGraphRunner(FakedCudaGraph(), parts)
+        eager: Runner = EagerRunner(parts.model, kv, parts.attention)
+        made.extend(weakref.ref(each) for each in (kv, graphs, pieces))
+        return dict.fromkeys(engine.plan.paths, (graphs, pieces, eager))
+
+    gc.collect()
+    gc.disable()  # as a worker does while it starts
+    try:
+        run_trial(engine.plan, engine.model, FakeMemory(free=0), make, captures=True)
+        left = [ref() for ref in made if ref() is not None]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 def test_where_a_graph_cannot_be_captured_the_estimate_counts(

@@ -5,6 +5,9 @@ tests/gpu has the same on a card.
 
 from __future__ import annotations
 
+import gc
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -75,6 +78,24 @@ def test_all_graphs_and_parts_share_one_pool_and_one_stream() -> None:
     assert ran[-1] == 3 and graph.num_breaks == 1
     assert graph.outputs[0].tolist() == [11, 21, 31, 41]
     assert (mechanism.num_bytes, graph.num_bytes) == (40, 10), "2 graphs of 10 and 5 bytes each"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_collected_while_a_graph_is_captured(fails: bool) -> None:
+    cuda = FakeCuda()
+    seen: list[bool] = []
+
+    def forward() -> tuple[torch.Tensor, ...]:
+        if cuda.capturing is not None:
+            seen.append(gc.isenabled())
+            if fails:
+                raise RuntimeError("planted")
+        return (torch.empty(2),)
+
+    assert gc.isenabled()
+    with suppress(RuntimeError):
+        capture(CudaGraph(cuda), forward, 2)
+    assert seen == [False] and gc.isenabled()
 
 
 def test_a_capture_that_may_not_break_says_so() -> None:
