@@ -124,3 +124,10 @@ def test_a_killed_worker_is_replaced_and_the_gateway_recovers(
         assert time.monotonic() < deadline, server.output
         time.sleep(0.1)
     assert "the worker died; a new one is starting" in server.output
+
+
+def test_nothing_runs_that_nothing_of_ours_talks_to(server: RunningServer) -> None:
+    """Should a next Ray have moved the switches of ray_lean.py, this is where it shows."""
+    commands = [" ".join(process.cmdline()) for process in server.look()]
+    unwanted = ("monitor.py", "dashboard.py")
+    assert not [c for c in commands if any(name in c for name in unwanted)]
