@@ -11,17 +11,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..runtime.collector import paused
+
 
 @contextmanager
 def long_lived() -> Iterator[None]:
     """What exists at the end is never looked at again; nothing is collected inside. For a process
     that serves until it ends: garbage of before would stay too.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with paused():
         yield
         gc.freeze()
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .collector import paused
 from .counters import Counters
 from .emitter import Emitter
 from .errors import QueueFullError
@@ -93,13 +94,14 @@ class Engine:
         """Probe, plan, load and self-check (DESIGN: start-up in order). Raises ConfigurationError
         before weights load. A worker calibrates too: what routes its requests needs its speed.
         """
-        from .calibration import build_calibrated
-        from .startup import start
+        with paused():
+            from .calibration import build_calibrated
+            from .startup import start
 
-        started = start(config, on_progress=on_progress, cores_given=cores_given)
-        if not calibrates:
-            return cls(started)
-        return cls(*build_calibrated(started, config, on_progress))
+            started = start(config, on_progress=on_progress, cores_given=cores_given)
+            if not calibrates:
+                return cls(started)
+            return cls(*build_calibrated(started, config, on_progress))
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -52,6 +52,7 @@ class Tokenizer:
         self._patterns: dict[frozenset[str], re.Pattern[str]] = {}
         self._plain_lock = threading.Lock()
         self._plain: _PlainReader | None = None
+        self._bytes: dict[int, bytes] = {}  # of tokens met so far: all of them take 0.2 s
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
@@ -98,12 +99,16 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of text that one token stands for; none for ids beyond the vocabulary."""
-        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+            known = self._bytes[token_id] = b"" if token is None else piece_bytes(self.kind, token)
+        return known
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Ids go from 0 to this minus 1; the model's embedding may have more rows."""
-        return len(self._bytes)
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def normalizes(self) -> bool:
@@ -125,14 +130,6 @@ class Tokenizer:
         vocab = self._backend.get_vocab(with_added_tokens=False)
         names = (f"<0x{byte:02X}>" for byte in range(256))
         return frozenset(vocab[name] for name in names if name in vocab)
-
-    @cached_property
-    def _bytes(self) -> list[bytes]:
-        vocab = self._backend.get_vocab(with_added_tokens=True)
-        table = [b""] * (max(vocab.values(), default=-1) + 1)
-        for token, token_id in vocab.items():
-            table[token_id] = piece_bytes(self.kind, token)
-        return table
 
     def _id_of(self, role: str) -> int | None:
         text = self.special_tokens.get(role)

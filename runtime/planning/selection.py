@@ -150,11 +150,12 @@ def _select_at(
 ) -> tuple[int, Selection] | None:
     """(cost, selection) at fixed shared values."""
     situation = _situation(hardware, model, config, device, dtype, page_size)
+    fitting = [_Fitting.of(replace(situation, mode=mode), config) for mode in STEP_MODES]
     found = [
         (_linear_rank(c, situation) + sum(cost for cost, _ in best), place, c.name, best)
         for place, c in enumerate(allowed("linear", config, None))
         if not why_not(c.capability, situation)
-        and (best := _best_paths(situation, config, c.capability)) is not None
+        and (best := _best_paths(fitting, c.capability)) is not None
     ]
     if not found:
         return None
@@ -167,38 +168,49 @@ def _select_at(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fitting:
+    """What fits one mode on its own: combinations of runner, backend and ops, and their costs."""
+
+    mode: ForwardMode
+    combinations: list[tuple[int, tuple[Candidate, ...]]]
+
+    @classmethod
+    def of(cls, situation: Situation, config: EngineConfig) -> _Fitting:
+        assert situation.mode is not None, "a path belongs to a mode"
+        fitting = [
+            [
+                (_rank(kind, c, situation), c)
+                for c in allowed(kind, config, situation.mode)
+                if not why_not(c.capability, situation)
+            ]
+            for kind in PATH_KINDS
+        ]
+        combinations = [
+            (sum(cost for cost, _ in fit), tuple(c for _, c in fit)) for fit in product(*fitting)
+        ]
+        return cls(mode=situation.mode, combinations=combinations)
+
+
 def _best_paths(
-    situation: Situation, config: EngineConfig, linear_method: Capability
+    fitting: list[_Fitting], linear_method: Capability
 ) -> list[tuple[int, ExecutionPath]] | None:
     """(cost, path) of every mode, or None where one has none."""
-    found = [
-        _best_path(replace(situation, mode=mode), config, linear_method) for mode in STEP_MODES
-    ]
-    paths = [path for path in found if path is not None]
-    return paths if len(paths) == len(found) else None
+    paths = [path for fit in fitting if (path := _best_path(fit, linear_method)) is not None]
+    return paths if len(paths) == len(fitting) else None
 
 
-def _best_path(
-    situation: Situation, config: EngineConfig, linear_method: Capability
-) -> tuple[int, ExecutionPath] | None:
-    assert situation.mode is not None, "a path belongs to a mode"
-    fitting = [
-        [c for c in allowed(kind, config, situation.mode) if not why_not(c.capability, situation)]
-        for kind in PATH_KINDS
-    ]
+def _best_path(fitting: _Fitting, linear_method: Capability) -> tuple[int, ExecutionPath] | None:
     found = [
-        (
-            sum(_rank(kind, c, situation) for kind, c in zip(PATH_KINDS, fit, strict=True)),
-            fit,
-        )
-        for fit in product(*fitting)
-        if _go_together(fit, linear_method, situation.mode)
+        (cost, fit)
+        for cost, fit in fitting.combinations
+        if _go_together(fit, linear_method, fitting.mode)
     ]
     if not found:
         return None
     cost, (runner, backend, table) = min(found, key=lambda item: item[0])
     path = ExecutionPath(
-        mode=situation.mode, runner=runner.name, attention_backend=backend.name, ops=table.name
+        mode=fitting.mode, runner=runner.name, attention_backend=backend.name, ops=table.name
     )
     return cost, path
 
