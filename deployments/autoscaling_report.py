@@ -17,7 +17,7 @@ from .autoscaling_pools import Demand, PoolRules, PoolState, ScalingRules, Token
 
 if TYPE_CHECKING:
     from .fleet import FleetSpec, ModelSpec
-    from .gateway import ServedModel
+    from .served_model import ServedModel
     from .waiting import Able
 
 Numbers = dict[str, float]

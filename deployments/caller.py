@@ -13,9 +13,10 @@ from .rate_headers import rate_headers, too_many
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
-    from .gateway import Gateway, ServedModel
+    from .gateway import Gateway
     from .ledger_link import LedgerLink
     from .metrics import GatewayMetrics
+    from .served_model import ServedModel
 
 
 class Caller:

@@ -16,10 +16,11 @@ from .resume import Attempts
 from .route_wish import ROUTE, RouteWish
 
 if TYPE_CHECKING:
-    from .gateway import Gateway, ServedModel
+    from .gateway import Gateway
     from .needs import Needs
     from .router import Decision
     from .seats import Seat
+    from .served_model import ServedModel
     from .served_worker import Worker
 
 MAX_ROUTE_HEADER = 4096  # characters; proxies refuse large headers

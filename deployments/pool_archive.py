@@ -23,8 +23,8 @@ from .served_worker import Worker
 
 if TYPE_CHECKING:
     from ..runtime.request import Request, RequestOutput
-    from .gateway import ServedModel
     from .pool_memory import PoolMemory
+    from .served_model import ServedModel
 
 logger = logging.getLogger("polypath.pools")
 

@@ -18,7 +18,7 @@ from .answer_format import AnswerHead
 from .caller import Caller, caller_of
 from .chat_format import ChatFormat
 from .completion_format import CompletionFormat
-from .gateway import Gateway, ServedModel
+from .gateway import Gateway
 from .generation import Generation
 from .json_body import json_type
 from .prompts import Prompt, count_prompts
@@ -29,6 +29,7 @@ from .schema_chat import ChatBody
 from .schema_completion import CompletionBody
 from .schema_refused import TOOLS_WHY
 from .seats import Seat
+from .served_model import ServedModel
 from .stream import GenerationResponse
 
 logger = logging.getLogger("polypath.http")

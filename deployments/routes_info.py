@@ -13,12 +13,14 @@ from starlette.responses import Response
 
 from ..runtime.errors import EngineError
 from .caller import caller_of
-from .gateway import Gateway, ServedModel
+from .gateway import Gateway
 from .json_body import JsonObject
 from .json_response import json_response
 from .metrics import WorkerStats
+from .served_model import ServedModel
 from .served_worker import Worker
 
+OK = "ok"
 ASLEEP = "asleep"  # well: a request wakes it
 READ = ["GET"]  # and HEAD: edge.py
 FRONT_PAGE = {
@@ -48,8 +50,10 @@ def info_routes(gateway: Gateway) -> APIRouter:
         return json_response(_model(caller_of(request).find_model(gateway, name)))
 
     async def health(_: HttpRequest) -> Response:
-        report = health_report(gateway, await gateway.all_stats())
-        return json_response(report, 200 if report["status"] == "ok" else 503)
+        # One worker that is suspended is not waited for where others do: who asks waits a second.
+        stats = await gateway.all_stats(lambda stats: health_report(gateway, stats)["status"] == OK)
+        report = health_report(gateway, stats)
+        return json_response(report, 200 if report["status"] == OK else 503)
 
     async def paths(_: HttpRequest) -> Response:
         stats = await gateway.all_stats()
@@ -113,9 +117,9 @@ def health_report(gateway: Gateway, stats: dict[str, dict[str, Any] | None]) -> 
         elif all(_is_stuck(answer, limit_s) for answer in alive):
             models[model.name] = f"no step for {limit_s:g} s"
         else:
-            models[model.name] = "ok"
-    is_well = bool(models) and all(state in ("ok", ASLEEP) for state in models.values())
-    return {"status": "ok" if is_well else "unavailable", "models": models}
+            models[model.name] = OK
+    is_well = bool(models) and all(state in (OK, ASLEEP) for state in models.values())
+    return {"status": OK if is_well else "unavailable", "models": models}
 
 
 def _is_stuck(stats: dict[str, Any], limit_s: float) -> bool:  # JSON

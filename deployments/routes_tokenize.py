@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ..runtime.errors import RequestError
 from .caller import caller_of
-from .gateway import Gateway, ServedModel
+from .gateway import Gateway
 from .json_response import json_response
 from .prompts import Prompt, PromptReader
 from .routes_generate import require_template
@@ -18,6 +18,7 @@ from .sampling import check_prompt_len
 from .schema import Body, body_schema, read_request
 from .schema_completion import DetokenizeBody, TokenizeBody
 from .schema_refused import TOOLS_WHY
+from .served_model import ServedModel
 from .token_logprobs import token_name
 
 

@@ -206,16 +206,20 @@ class Line:
         forecasts = Forecasts(loop.time())
         num_waiting = 0
         has_room = forecasts.have_room(self._workers.values())
-        for ticket in self._by_turn(forecasts.now_s):
-            if num_waiting > LOOK_AHEAD:
-                break
-            if not has_room and ticket.is_settled:
-                continue
-            if self._try(ticket, forecasts):
-                has_room = forecasts.have_room(self._workers.values())
-            elif not ticket.awaits_pool:
-                num_waiting += 1
-        self._keep_ticking(loop)
+        try:
+            for ticket in self._by_turn(forecasts.now_s):
+                if num_waiting > LOOK_AHEAD:
+                    break
+                if ticket.future.done():  # it was cancelled, and leaves as soon as it may run
+                    continue
+                if not has_room and ticket.is_settled:
+                    continue
+                if self._try(ticket, forecasts):
+                    has_room = forecasts.have_room(self._workers.values())
+                elif not ticket.awaits_pool:
+                    num_waiting += 1
+        finally:  # whatever happens to one of them, the others are looked at again
+            self._keep_ticking(loop)
 
     def _by_turn(self, now_s: float) -> tuple[Ticket, ...]:
         if all(ticket.ask.due_s is None for ticket in self._tickets):

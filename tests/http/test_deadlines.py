@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 
 import pytest
 
@@ -75,6 +77,32 @@ async def test_in_time_changes_nothing(serve: Serve, is_stream: bool) -> None:
         answer = await client.post(CHATS, json=body, headers={"X-Request-Timeout": "20"})
     assert answer.status_code == 200
     assert "deadline" not in answer.text
+
+
+@pytest.mark.parametrize("jump_s", [-3600, 3600])
+async def test_the_wall_clock_may_jump_while_one_waits(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    """In the queue, on a worker, and in what a full queue says."""
+    link = FakeLink("abc" * 100, step_s=0.02, max_num_seqs=1, max_waiting=1)
+    gateway = await serve(link)
+    api = build_api(gateway)
+    real = time.time
+    waiting = [Call(api, "POST", CHATS, CHAT, {"X-Request-Timeout": "0.6"}) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    began_s = time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    async with client_of(gateway) as client:
+        full = await client.post(CHATS, json=CHAT)
+        metrics = await client.get("/metrics")
+        assert (await client.get("/health")).status_code == 200
+    assert full.status_code == 429 and 1 <= int(full.headers["retry-after"]) < 10
+    assert not re.search(r"^polypath\S* -", metrics.text, re.M), "nothing is negative"
+    for call in waiting:
+        await call.until(1)
+        assert call.messages[0]["status"] == 504
+    assert 0.3 < time.monotonic() - began_s < 3
+    await ended(link)
 
 
 @pytest.mark.parametrize("sent", ["", "soon", "0", "-1", "nan", "inf", "1e9", "1s", "0x1", "٣"])

@@ -101,6 +101,24 @@ async def test_a_worker_that_does_not_answer_holds_nothing_up(serve: Serve) -> N
         assert (await client.get("/v1/paths")).json()["data"][0]["stats"] is None
 
 
+async def test_a_suspended_worker_keeps_nobody_waiting_who_asks_for_health(serve: Serve) -> None:
+    """A load balancer waits a second or two."""
+
+    class Suspended(FakeLink):
+        async def stats(self) -> dict[str, Any]:
+            await asyncio.sleep(60)
+            raise AssertionError("asked for too long")
+
+    gateway = await serve(Suspended(worker_id="suspended"), FakeLink())
+    async with client_of(gateway) as client:
+        async with asyncio.timeout(1):
+            assert (await client.get("/health")).json()["models"] == {"tiny": "ok"}
+        gateway.remove_worker("worker-fake")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.get("/health")
+
+
 async def test_health_without_a_worker_is_unavailable(serve: Serve) -> None:
     gateway = await serve()
     async with client_of(gateway) as client:

@@ -154,6 +154,21 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
 
 
 @virtually
+async def test_who_leaves_as_a_place_comes_free_takes_it_from_nobody() -> None:
+    """Cancelled, but not run since: a pass in between gave it the place, failed, and stopped."""
+    line, workers = await line_of(PacedLink("w", max_num_seqs=1))
+    running = [await line.place(ask(), arrived_s=0.0) for _ in range(2)]
+    first = asyncio.create_task(line.place(ask(), arrived_s=1.0))
+    second = asyncio.create_task(line.place(ask(), arrived_s=2.0))
+    await asyncio.sleep(0)
+    running[0].end()
+    line.changed()  # the pass is to come
+    first.cancel()
+    job = await asyncio.wait_for(second, 0.01)
+    assert first.cancelled() and workers["w"].jobs == {running[1], job} and len(line) == 0
+
+
+@virtually
 async def test_those_who_leave_leave_nothing() -> None:
     """A storm: 200 come, each goes at a random moment, before or after it got a worker."""
     links = [PacedLink(f"w{n}", 0.02, max_num_seqs=2) for n in range(2)]
