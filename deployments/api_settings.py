@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 from ..runtime.errors import ConfigurationError
 
@@ -41,6 +42,14 @@ class ApiSettings:
     silence_s: float = 2.0  # a worker that sends nothing for so long is asked whether it lives
 
     def __post_init__(self) -> None:
+        for setting in fields(self):
+            found = getattr(self, setting.name)
+            is_number = isinstance(found, int | float)
+            if is_number and not (math.isfinite(found) and found >= 0):
+                raise ConfigurationError(f"{setting.name} is {found:g}; it must be 0 or more")
+        for name in ("stats_timeout_s", "refresh_s", "heartbeat_limit_s", "silence_s"):
+            if getattr(self, name) == 0:
+                raise ConfigurationError(f"{name} is 0; it must be above 0")
         least_one = ("max_body_bytes", "max_choices", "max_stop_strings", "tokenizer_threads")
         for name in (*least_one, *(() if self.max_queued is None else ("max_queued",))):
             if getattr(self, name) < 1:

@@ -24,6 +24,10 @@ class Taken(ConfigurationError):
     """An application of our name runs on the cluster already."""
 
 
+class NoAddress(ConfigurationError):
+    """What was given as an address can be none."""
+
+
 class NamedRay:
     """Join and leave a cluster. Same shape as LocalRay."""
 
@@ -48,7 +52,7 @@ class NamedRay:
             return
         host, _, port = self._address.rpartition(":")
         if not host or "://" in host or not port.isdigit():
-            raise ConfigurationError(
+            raise NoAddress(
                 f"{self._origin} is {self._address!r}; give HOST:PORT, auto, or local for a "
                 "Ray of its own"
             )

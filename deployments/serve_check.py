@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..runtime.checkpoint.hub import looks_like_hub_id
 from ..runtime.checkpoint.source import Checkpoint, open_checkpoint, served_name
+from ..runtime.checkpoint.templates import check_override
 from ..runtime.errors import ConfigurationError, ModelError, PlanError
 from ..runtime.planning.hardware import Hardware
 from ..runtime.planning.memory import gigabytes
 from ..runtime.planning.plan import ExecutionPlan
 from ..runtime.planning.planner import plan as make_plan
 from ..runtime.planning.probe import probe
+from .auth_config import AuthConfig
 from .auto_pools import derive
 from .fleet import FleetSpec, ModelSpec, PoolSpec, pool_title
 from .nodes import Node, this_machine
@@ -100,6 +103,11 @@ def _open_models(fleet: FleetSpec, *, must_be_here: bool, weights: bool = False)
                 faults.append(f"{model.where}: {error}" if model.where else str(error))
             name = model.name or _likely_name(model.model)
             opened.not_checked.append(f"the files of {name}, on nodes of the cluster ({error})")
+        if model.chat_template is not None:
+            try:
+                check_override(model.chat_template)
+            except ModelError as error:
+                faults.append(f"{model.where}: {error}" if model.where else str(error))
         models.append(_named(model, name))
     if faults:
         raise ConfigurationError("\n".join(faults))
@@ -110,8 +118,21 @@ def _open_models(fleet: FleetSpec, *, must_be_here: bool, weights: bool = False)
                 f"{models[names.index(model.name)].where} and others: two models are named "
                 f"{model.name}; give them a name each"
             )
+    _require_known_models(fleet.auth, [str(name) for name in names])
     opened.fleet = replace(fleet, models=tuple(models))
     return opened
+
+
+def _require_known_models(auth: AuthConfig, names: list[str]) -> None:
+    """Raise ConfigurationError for a key of a model that is not served: its user would find out."""
+    for key in auth.keys:
+        for name in key.models or ():
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else f"models are {', '.join(names)}"
+                raise ConfigurationError(
+                    f"auth: the key {key.name} may use {name[:80]!r}, which is not served; {hint}"
+                )
 
 
 def _named(model: ModelSpec, name: str) -> ModelSpec:

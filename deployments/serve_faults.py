@@ -11,10 +11,22 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..runtime.errors import ConfigurationError
+from .auth_config import HOW_TO
 from .serve_file import Document, Loc, spell
 from .serve_schema import ServeEntry
 
 MAX_SENTENCES = 8
+PLAINLY = {  # what pydantic says in words of Python
+    "too_short": "is empty; it needs at least one item",
+    "model_type": "must hold keys, such as key: value",
+    "dict_type": "must hold keys, such as key: value",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+}
+HINTS: dict[tuple[str | int, ...], str] = {  # what a key wants, where its type says too little
+    ("kv_bytes",): "bytes, or a size such as 512MB or 1GiB",
+    ("hash",): f"a SHA-256 in hex, 64 of 0-9a-f; {HOW_TO}",
+}
 Fault = tuple[Loc, str]  # where, and what is wrong there
 
 
@@ -51,6 +63,10 @@ def fault_of(document: Document, detail: ErrorDetails) -> Fault:
     if detail["type"] == "missing":
         field = _entry_at(loc[:-1]).model_fields[str(loc[-1])]
         return loc, f"{spell(loc)} is missing: {field.description}"
+    if detail["type"] in PLAINLY:
+        return loc, f"{spell(loc)} {PLAINLY[detail['type']]}"
+    if loc[-1:] in HINTS:
+        return loc, f"{spell(loc)} is {detail['input']!r}; it must be {HINTS[loc[-1:]]}"
     message = detail["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if isinstance(detail["input"], str | int | float | None):

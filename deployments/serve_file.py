@@ -60,6 +60,8 @@ def parse_document(text: str, name: str) -> Document:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigurationError(f"{name}{line}: no YAML: {error.problem}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{name} nests too deeply; that is no config") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigurationError(f"{name}: no YAML: {error}") from None
     finally:

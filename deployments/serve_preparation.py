@@ -11,7 +11,7 @@ from . import listen
 from .config import ServeConfig
 from .fleet import FleetSpec
 from .nodes import Node, node_types, own_addresses
-from .ray_named import NamedRay, Taken
+from .ray_named import NamedRay, NoAddress, Taken
 from .serve_check import Checked, check_cluster, check_offline, check_own_ray
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _look_at_cluster(request: ServeRequest, types: list[Node]) -> Checked:
     try:
         ray.prepare()
         nodes = ray.look()
-    except Taken:  # a start would be refused for it too
+    except (Taken, NoAddress):  # a start would be refused for it too
         raise
     except ConfigurationError as error:
         if types:
@@ -85,11 +85,13 @@ def absolute(fleet: FleetSpec) -> FleetSpec:
     """The fleet with paths that do not depend on our working directory: workers have another."""
     models = []
     for model in fleet.models:
-        model = replace(model, model=_absolute(model.model))
-        pools = tuple(
-            replace(pool, engine=replace(pool.engine, model=model.model)) for pool in model.pools
-        )
-        engine = replace(model.engine, model=model.model)
+        template = model.chat_template
+        if template is not None and "{" not in template:  # else it is the template itself
+            template = _absolute(template)
+        model = replace(model, model=_absolute(model.model), chat_template=template)
+        same = {"model": model.model, "chat_template": template}
+        pools = tuple(replace(pool, engine=replace(pool.engine, **same)) for pool in model.pools)
+        engine = replace(model.engine, **same)
         models.append(replace(model, engine=engine, pools=pools))
     return replace(fleet, models=tuple(models))
 

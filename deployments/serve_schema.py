@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +24,8 @@ from .auth_config import AuthConfig
 from .fleet import GATEWAY_CPUS
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+MOST_WORKERS = 10_000  # of a pool: Ray itself was never tried with more
+MAX_NAME = 200  # characters of a model's name
 ENGINE_HELP = {
     "device": "cpu or cuda; by default cuda in a pool with num_gpus and cpu in one without.",
     "dtype": "Of weights and activations: float32, bfloat16 or float16.",
@@ -52,7 +55,7 @@ NO_ENGINE_OPTION = ("model", "served_model_name", "chat_template")  # said of th
 class Entry(BaseModel):
     """A mapping of the file: its keys are all that may stand there."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def _bytes(value: object) -> object:
@@ -116,11 +119,13 @@ class PoolEntry(Entry):
     min_workers: int = Field(
         default=1,
         ge=0,
+        le=MOST_WORKERS,
         description="Workers that always run; with 0 the pool sleeps until it is needed.",
     )
     max_workers: int | None = Field(
         default=None,
         ge=1,
+        le=MOST_WORKERS,
         description="Workers under load; min_workers by default. More: the pool is scaled "
         "(docs/autoscaling.md).",
     )
@@ -146,6 +151,17 @@ class PoolEntry(Entry):
     engine: EngineEntry = Field(  # pyright: ignore[reportInvalidTypeForm]
         default_factory=EngineEntry, description="Engine options of this pool; they win."
     )
+
+
+def _name(value: str) -> str:
+    if not value or len(value) > MAX_NAME or not value.isprintable() or value != value.strip():
+        raise ValueError(
+            f"1 to {MAX_NAME} characters that can be printed, without blanks around them"
+        )
+    return value
+
+
+ModelName = Annotated[str, AfterValidator(_name)]
 
 
 def _pools_kind(value: object) -> str:
@@ -189,8 +205,8 @@ class ModelEntry(Entry):
         description="Folder, .gguf file or hub id, the same on every node; SmolLM2-135M-Instruct "
         "if not given.",
     )
-    name: str | None = Field(
-        default=None, min_length=1, description="That clients ask for; the model's own by default."
+    name: ModelName | None = Field(
+        default=None, description="That clients ask for; the model's own by default."
     )
     chat_template: str | None = Field(
         default=None, description="A jinja file, or the template itself."
@@ -228,7 +244,9 @@ class ServeEntry(Entry):
     """The whole file."""
 
     host: str | None = Field(default=None, description="Address to listen on; 127.0.0.1.")
-    port: int | None = Field(default=None, description="Port to listen on; 8000, and 0 is any.")
+    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None, description="Port to listen on; 8000, and 0 is any."
+    )
     address: str | None = Field(
         default=None,
         description="Ray cluster to use, HOST:PORT or auto; without it, and without RAY_ADDRESS, "

@@ -25,6 +25,11 @@ def choose_template(
     return ChatTemplate(own, special_tokens, source=source)
 
 
+def check_override(override: str) -> None:
+    """Raise ModelError when a template that the user gave is unreadable or does not compile."""
+    choose_template(override, {}, "", {})
+
+
 def no_template_fact(name: str) -> str:
     """What a user of a model without a template must know."""
     return (

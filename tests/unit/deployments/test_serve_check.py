@@ -155,6 +155,19 @@ def test_paths_do_not_depend_on_the_working_directory(
     assert absolute(plain_fleet(EngineConfig(model="org/name"))).models[0].model == "org/name"
 
 
+@pytest.mark.parametrize("said", ["own.jinja", "{{ messages }}"])
+def test_a_template_is_found_from_any_working_directory(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """The gateway has another one than the command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    file = read(tmp_path, text(tiny, more=f"chat_template: '{said}'"))
+    (model,) = absolute(file.fleet).models
+    expected = said if "{" in said else str(tmp_path / said)
+    assert model.chat_template == model.pools[0].engine.chat_template == expected
+
+
 def serve(*arguments: object) -> Result:
     began = time.monotonic()
     result = CliRunner().invoke(app, ["serve", "--check", "--port", "0", *map(str, arguments)])
@@ -179,6 +192,15 @@ def taken() -> Iterator[int]:
         (text("/no/model"), "/no/model is no folder and no file"),
         (text("", "[{name: p, num_cpus: 99999}]"), "a worker takes 99999 CPUs"),
         (text("", "[{name: p, num_gpus: 1}]"), "no node that fits has a GPU"),
+        (text("", more="chat_template: /no/such.jinja"), "/no/such.jinja cannot be read as a"),
+        (text("", more="chat_template: '{% for x in %}'"), "does not compile"),
+        (
+            text("", more="name: tiny")
+            + f"\nauth: {{keys: [{{name: k, hash: '{64 * 'a'}', models: [tinny]}}]}}",
+            "auth: the key k may use 'tinny', which is not served; did you mean tiny?",
+        ),
+        ("address: hello world\n" + text(""), "address is 'hello world'; give HOST:PORT, auto"),
+        ("address: http://head:6379\n" + text(""), "give HOST:PORT, auto"),
     ],
 )
 def test_each_fault_ends_the_command_in_one_clear_line(
