@@ -12,8 +12,9 @@ import torch
 
 from .collector import paused
 from .counters import Counters
+from .device_health import why_lost
 from .emitter import Emitter
-from .errors import QueueFullError
+from .errors import EngineError, QueueFullError
 from .forward_batch import ForwardBatch
 from .inbox import Inbox
 from .launched_step import LaunchedStep, StepSize
@@ -232,7 +233,11 @@ class Engine:
         return [output for output in found if output is not None]
 
     def _fail(self, rows: list[ScheduledRow], error: RuntimeError) -> list[RequestOutput]:
-        """A step failed twice: its requests end with an error, all others go on."""
+        """A step failed twice: its requests end with an error, all others go on. EngineError when
+        the device is lost: then the process must end, and its streams go on elsewhere.
+        """
+        if (lost := why_lost(self._device)) is not None:
+            raise EngineError(f"the device answers no more ({lost}); start anew") from error
         logger.error("a step failed again after its retry; its %d requests end", len(rows))
         self.counters.step_failures += 1
         self.pages.forget_all()
