@@ -17,63 +17,71 @@ if TYPE_CHECKING:
     from ..serve_preparation import ServeRequest
 
 
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A serve.yaml: models, each with pools of workers (docs/pools.md). MODEL and the "
+        "engine's options then stand there.",
+        show_default=False,
+    ),
+]
+Check = Annotated[
+    bool, typer.Option("--check", help="Only say whether it could work; start nothing.")
+]
+Cluster = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE",
+        help="A file of Ray's cluster launcher: its node types count as nodes that may come.",
+        show_default=False,
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Address to listen on; 0.0.0.0 or :: for all of them.  [default: {DEFAULT_HOST}]",
+        show_default=False,
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Port to listen on; 0 picks a free one.  [default: {DEFAULT_PORT}]",
+        show_default=False,
+    ),
+]
+Certificate = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Certificate chain (PEM): answer HTTPS.", show_default=False),
+]
+CertificateKey = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Its key (PEM, no password).", show_default=False),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray cluster to use, HOST:PORT or auto; RAY_ADDRESS counts if this is not given. "
+        "Without either, or with local, a Ray of its own is started and stopped.",
+        show_default=False,
+    ),
+]
+
+
 @engine_options
 def serve(
     config: EngineConfig,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="A serve.yaml: models, each with pools of workers (docs/pools.md). MODEL and the "
-            "engine's options then stand there.",
-            show_default=False,
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only say whether it could work; start nothing.")
-    ] = False,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            "--cluster",
-            metavar="FILE",
-            help="A file of Ray's cluster launcher: its node types count as nodes that may come.",
-            show_default=False,
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Address to listen on; 0.0.0.0 or :: for all of them.  [default: {DEFAULT_HOST}]",
-            show_default=False,
-        ),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Port to listen on; 0 picks a free one.  [default: {DEFAULT_PORT}]",
-            show_default=False,
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Certificate chain (PEM): answer HTTPS.", show_default=False
-        ),
-    ] = None,
-    tls_key: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Its key (PEM, no password).", show_default=False),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="Ray cluster to use, HOST:PORT or auto; RAY_ADDRESS counts if this is not given. "
-            "Without either, or with local, a Ray of its own is started and stopped.",
-            show_default=False,
-        ),
-    ] = None,
+    file: File = None,
+    check: Check = False,
+    cluster: Cluster = None,
+    host: Host = None,
+    port: Port = None,
+    tls_cert: Certificate = None,
+    tls_key: CertificateKey = None,
+    address: Address = None,
 ) -> None:
     """Serve a model with OpenAI's API until Ctrl-C."""
     from ..serve_view import ServeView

@@ -8,14 +8,14 @@ the capture, and a smaller graph may use the memory of a larger one.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..collector import paused
 from .forbidden import no_waiting
 from .guard import GpuGuard
 from .mechanism import Break, CaptureError, Forward, ReplayError
@@ -106,7 +106,8 @@ class CudaGraph:
         self._reserved_before = self._cuda.memory_reserved()
         self._own_stream().wait_stream(self._cuda.current_stream())
         try:
-            self._open.enter_context(_no_collection())
+            # Garbage may be graphs and events of the device, whose end a capture does not allow.
+            self._open.enter_context(paused())
             self._open.enter_context(self._cuda.stream(self._own_stream()))
             self._begin_part()
         except BaseException:
@@ -184,18 +185,6 @@ class CudaGraph:
         graph.capture_end()
         self._graph = None
         self._parts.append(_Part(graph, then))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage may be graphs and events of the device, whose end a capture does not allow."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Memory:
