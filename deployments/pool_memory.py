@@ -96,6 +96,8 @@ class PoolBook:
         rank = sorted(pools, key=lambda pool: (order.get(pool.name, len(order)), pool.price))
         self._pools = {pool.name: pool for pool in rank}  # the one to wake first comes first
         self._workers = workers
+        self._members: tuple[Worker | None, ...] = ()
+        self._era = 0
 
     def met(self, worker: Worker) -> bool:
         """Remember how a worker is, for the time when its pool has none. False: an update leaves
@@ -113,6 +115,13 @@ class PoolBook:
         """The pools that have no worker, the one to wake first in front."""
         awake = {worker.pool for worker in self._workers.values()}
         return [pool for name, pool in self._pools.items() if name not in awake]
+
+    def era(self) -> int:
+        """A number that changes when a worker comes or goes."""
+        members = (*self._workers.values(), *(pool.last for pool in self._pools.values()))
+        if members != self._members:
+            self._members, self._era = members, self._era + 1
+        return self._era
 
     def may_come(self, needs: Needs) -> bool:
         """Whether a pool that has no worker may get one that can serve this."""

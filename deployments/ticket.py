@@ -23,6 +23,7 @@ class Ticket:
     last_error: Exception | None = None  # of the worker that failed it
     stranded_since_s: float | None = None  # no worker can take it since then
     awaits_pool: bool = False  # only a pool that has no worker may take it
+    judged_in: int = -1  # the era of workers and pools in which that was found
     service_s: float = 0.0  # that it takes at least, without waiting, as of the last look
 
     @property
@@ -30,6 +31,14 @@ class Ticket:
         """Whether it waits for nothing but room for a new answer."""
         is_decided = self.decision is not None and self.stranded_since_s is None
         return is_decided and not self.ask.is_resumed
+
+    def is_held(self, era: int, now_s: float, limit_s: float) -> bool:
+        """Whether it can only wait on: since the last look nobody came or went who matters to it,
+        and it has waited less than `limit_s` for that.
+        """
+        since_s = self.stranded_since_s
+        is_known = self.awaits_pool and self.judged_in == era and since_s is not None
+        return is_known and now_s - (since_s or 0.0) < limit_s
 
     def turn(self, now_s: float) -> tuple[int, bool, float, int]:
         """Its place among those that wait: by priority, then those that can still keep their goal

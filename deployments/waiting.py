@@ -133,8 +133,7 @@ class Line:
 
     def _num_free(self) -> int:
         """Answers that workers could start now."""
-        now_s = asyncio.get_running_loop().time()
-        forecasts = Forecasts(now_s)
+        forecasts = Forecasts(now_s := asyncio.get_running_loop().time())
         return sum(
             worker.concurrency + AHEAD - worker.num_busy(now_s)
             for worker in self._workers.values()
@@ -204,7 +203,7 @@ class Line:
             self._pass = None
         loop = asyncio.get_running_loop()
         forecasts = Forecasts(loop.time())
-        num_waiting = 0
+        num_waiting, era = 0, self._pools.era()
         has_room = forecasts.have_room(self._workers.values())
         try:
             for ticket in self._by_turn(forecasts.now_s):
@@ -213,6 +212,8 @@ class Line:
                 if ticket.future.done():  # it was cancelled, and leaves as soon as it may run
                     continue
                 if not has_room and ticket.is_settled:
+                    continue
+                if ticket.is_held(era, forecasts.now_s, self.limits.stranded_s):
                     continue
                 if self._try(ticket, forecasts):
                     has_room = forecasts.have_room(self._workers.values())
@@ -251,21 +252,21 @@ class Line:
         forecasts.forget(worker)
         waited_s = forecasts.now_s - ticket.since_s
         self._wait_s += 0.2 * (waited_s - self._wait_s)
-        self._end(ticket)
+        self._tickets.remove(ticket)
         ticket.future.set_result(job)
         return True
 
     def _is_given_up(self, ticket: Ticket, now_s: float) -> bool:
         """No worker can take it: at once the client's fault, or ours after a while."""
         if self._is_impossible(ticket):
-            self._end(ticket)
+            self._tickets.remove(ticket)
             ticket.future.set_exception(self._no_capable_worker(ticket.ask.needs))
             return True
         if ticket.stranded_since_s is None:
             ticket.stranded_since_s = now_s
         if now_s - ticket.stranded_since_s < self.limits.stranded_s:
             return False
-        self._end(ticket)
+        self._tickets.remove(ticket)
         ticket.future.set_exception(ticket.last_error or no_worker())
         return True
 
@@ -274,15 +275,13 @@ class Line:
         needs = ticket.ask.needs
         is_refused = all(needs.why_not(worker) for worker in self._workers.values())
         ticket.awaits_pool = is_refused and self._pools.may_come(needs)
+        ticket.judged_in = self._pools.era()
         is_new = ticket.last_error is None and not ticket.ask.is_resumed
         is_known = bool(self._workers or self._pools.sleeping())
         return is_new and is_refused and not ticket.awaits_pool and is_known
 
     def _no_capable_worker(self, needs: Needs) -> RequestError:
         return no_capable_worker(needs, list(self._workers.values()), self._pools.say(needs))
-
-    def _end(self, ticket: Ticket) -> None:
-        self._tickets.remove(ticket)
 
     def _keep_ticking(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._tick is not None:

@@ -254,6 +254,40 @@ def test_held_answers_keep_neither_place_nor_turn_from_others() -> None:
     run_virtually(work())
 
 
+def test_those_who_are_held_cost_nobody_time_until_a_worker_comes() -> None:
+    """Each was judged anew whenever another one came: 500 that came at once took seconds."""
+
+    async def work() -> None:
+        line, workers, book = await _line(max_queued=2)
+        line.asleep_queue, judged = 1000, 0
+        real = Needs.why_not
+
+        def why_not(asked: Needs, found: Worker) -> list[str]:
+            nonlocal judged
+            judged += 1
+            return real(asked, found)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Needs, "why_not", why_not)
+            held = [asyncio.create_task(line.place(ask(100), arrived_s=0.0)) for _ in range(500)]
+            await asyncio.sleep(1)
+            assert len(line) == 500 and judged < 20 * 500
+            at_rest = judged
+            await asyncio.sleep(5)
+            assert judged == at_rest, "nothing has changed"
+        workers["l"] = await worker("large", 2048)
+        book.met(workers["l"])
+        line.changed()
+        await asyncio.sleep(0.1)
+        placed = [task for task in held if task.done()]
+        assert placed and all(task.result().worker is workers["l"] for task in placed)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+
+    run_virtually(work())
+
+
 def test_a_full_queue_of_the_awake_keeps_no_place_from_what_a_sleeping_pool_is_woken_for() -> None:
     async def work() -> None:
         line, _, _ = await _line(max_queued=2)
