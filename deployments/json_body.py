@@ -10,11 +10,35 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
-from .errors import ApiError
+from .errors import ApiError, retry_after
 
 JsonObject = dict[str, object]
 Result = TypeVar("Result")
 LARGE_BYTES = 64 * 1024
+BODY_S = 60.0  # a body that takes longer to come is not waited for
+READING_BYTES = 256 * 1024 * 1024  # of bodies that have not come whole, all clients together
+
+
+class Reading:
+    """Bytes of unfinished bodies in this process. A client that sends slowly holds what it sent."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Raises `ApiError` 429."""
+        if self.num_bytes + num_bytes > READING_BYTES:
+            raise ApiError(
+                429,
+                f"Bodies that other clients are sending fill {READING_BYTES} bytes; try again "
+                "shortly.",
+                code="bodies_full",
+                headers={**retry_after(1.0), "Connection": "close"},
+            )
+        self.num_bytes += num_bytes
+
+
+READING = Reading()
 
 
 async def read_json(request: Request, max_bytes: int) -> JsonObject:
@@ -63,18 +87,39 @@ def decode_json(body: bytes) -> object:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body, or 413 as soon as it is known to be larger than `max_bytes`."""
+    """The whole body. Raises `ApiError` 413 as soon as it is known to be larger than `max_bytes`,
+    408 when it takes longer than `BODY_S`, 429 when all clients together are sending too much.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(f"{int(declared)} bytes", max_bytes)
     chunks: list[bytes] = []
     num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > max_bytes:
-            raise _too_large(f"more than {max_bytes} bytes", max_bytes)
-        chunks.append(chunk)
+    limit = asyncio.timeout(BODY_S)
+    try:
+        async with limit:
+            async for chunk in request.stream():
+                if num_bytes + len(chunk) > max_bytes:
+                    raise _too_large(f"more than {max_bytes} bytes", max_bytes)
+                READING.add(len(chunk))
+                num_bytes += len(chunk)
+                chunks.append(chunk)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise _too_slow(num_bytes) from None
+    finally:
+        READING.num_bytes -= num_bytes
     return b"".join(chunks)
+
+
+def _too_slow(num_bytes: int) -> ApiError:
+    return ApiError(
+        408,
+        f"Of the body {num_bytes} bytes came within {BODY_S:g} s; send it faster.",
+        code="body_too_slow",
+        headers={"Connection": "close"},
+    )
 
 
 def _too_large(found: str, max_bytes: int) -> ApiError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ..runtime.errors import ContextLengthError, RequestError
+from ..runtime.errors import ContextLengthError, QueueFullError, RequestError
 from .json_body import JsonObject, json_type
 from .messages import read_messages
 from .sampling import check_prompt_len
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
+MAX_ASIDE = 64  # texts that wait to be tokenized for their own sake: prompts wait behind them
 NORMALIZER_SHRINK = 4  # bytes of text that a normalizer may fold into one byte (NFC at its worst)
 
 
@@ -39,6 +41,7 @@ class PromptReader:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
+        self._num_aside = 0
         self.max_token_bytes = max(
             len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)
         )
@@ -46,6 +49,21 @@ class PromptReader:
     async def run(self, function: Callable[[], Result]) -> Result:
         """Run a slow, pure function in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around work that no answer waits for. Raises `QueueFullError` when there is much."""
+        if self._num_aside >= MAX_ASIDE:
+            raise QueueFullError(
+                f"{self._num_aside} texts wait to be tokenized here, which is the limit; try again "
+                "later",
+                1.0,
+            )
+        self._num_aside += 1
+        try:
+            yield
+        finally:
+            self._num_aside -= 1
 
     def close(self) -> None:
         """Let the threads go."""

@@ -30,7 +30,8 @@ def tokenize_routes(gateway: Gateway) -> APIRouter:
         body = await read_request(TokenizeBody, request, gateway.settings.max_body_bytes)
         model = caller_of(request).find_model(gateway, body.model)
         gateway.require_workers(model)
-        prompt = await _read(model, body)
+        with model.prompts.aside():
+            prompt = await _read(model, body)
         names = None
         if body.return_token_strs:
             names = [token_name(model.prompts.tokenizer, token_id) for token_id in prompt.ids]
@@ -49,7 +50,9 @@ def tokenize_routes(gateway: Gateway) -> APIRouter:
         gateway.require_workers(model)
         check_prompt_len(len(body.tokens), model.max_model_len, "tokens")
         prompts = model.prompts
-        return json_response({"prompt": await prompts.run(lambda: _decode(prompts, body.tokens))})
+        with prompts.aside():
+            text = await prompts.run(lambda: _decode(prompts, body.tokens))
+        return json_response({"prompt": text})
 
     _add_under_both(router, "tokenize", tokenize, TokenizeBody)
     _add_under_both(router, "detokenize", detokenize, DetokenizeBody)

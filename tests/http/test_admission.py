@@ -82,10 +82,9 @@ async def test_what_waits_to_be_read_has_its_place_and_the_next_is_refused_at_on
     async with stuck_readers(gateway):
         first = [Call(api, "POST", path, PATHS[path]) for _ in range(ROOM)]
         await asyncio.sleep(0.05)
-        began_s = time.monotonic()
         next_one = Call(api, "POST", path, PATHS[path])
         await next_one.until(1)
-        assert next_one.messages[0]["status"] == 429 and time.monotonic() - began_s < 1
+        assert next_one.messages[0]["status"] == 429
         assert "4 answers wait here, and the limit is 4" in next_one.text
         assert not any(call.messages for call in first)
     await until(lambda: len(gateway.models["tiny"].line) == 2)
@@ -145,14 +144,30 @@ async def test_what_nobody_can_serve_is_refused_at_once_behind_a_long_queue(serv
     api = build_api(gateway)
     calls = [Call(api, "POST", "/v1/completions", PROMPT) for _ in range(90)]
     await until(lambda: len(gateway.models["tiny"].line) == 88)
-    began_s = time.monotonic()
     async with client_of(gateway) as client:
         headers = {"x-polypath-require": "device=cuda"}
         answer = await client.post("/v1/completions", json=PROMPT, headers=headers)
-    assert answer.status_code == 400 and time.monotonic() - began_s < 2
+    assert answer.status_code == 400 and len(gateway.models["tiny"].line) > 64
     assert answer.json()["error"]["code"] == "no_capable_worker"
     for call in calls:
         await call.leave()
+
+
+async def test_texts_to_tokenize_have_a_queue_that_ends_too(serve: Serve) -> None:
+    gateway = await serve(FakeLink())
+    body = {"model": "tiny", "prompt": "hello"}
+    async with client_of(gateway) as client:
+        async with stuck_readers(gateway):
+            calls = [asyncio.create_task(client.post("/tokenize", json=body)) for _ in range(64)]
+            await asyncio.sleep(0.2)
+            back = {"model": "tiny", "tokens": [5]}
+            full = [await client.post("/tokenize", json=body)]
+            full.append(await client.post("/detokenize", json=back))
+            for each in full:
+                assert each.status_code == 429 and each.headers["retry-after"] == "1"
+                assert "64 texts wait to be tokenized here" in each.text
+        assert {(await call).status_code for call in calls} == {200}
+        assert (await client.post("/detokenize", json=back)).status_code == 200
 
 
 async def test_a_silent_ray_keeps_neither_metrics_nor_large_requests_waiting(serve: Serve) -> None:
@@ -164,19 +179,18 @@ async def test_a_silent_ray_keeps_neither_metrics_nor_large_requests_waiting(ser
         is_over.wait(20)
         return {}
 
-    gateway.read_scaling, gateway._head = silent, HeadCalls("test", limit_s=0.5)
+    gateway.read_scaling, gateway._head = silent, HeadCalls("test", limit_s=1.5)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
     async with client_of(gateway) as client:
         scrapes = [asyncio.create_task(client.get("/metrics")) for _ in range(12)]
         await asyncio.sleep(0.05)
-        began_s = time.monotonic()
         large = {"model": "tiny", "prompt": "a" * 100_000, "max_tokens": 1}
         answer = await client.post("/v1/completions", json=large)
-        assert answer.status_code == 400 and time.monotonic() - began_s < 0.5
+        assert answer.status_code == 400 and not any(scrape.done() for scrape in scrapes)
         answers = await asyncio.gather(*scrapes)
         assert {each.status_code for each in answers} == {200}
-        assert time.monotonic() - began_s < 5
         assert "polypath_worker_up" in answers[0].text
+        gateway._head = HeadCalls("test", limit_s=0.1)
         scaling: httpx.Response = await client.get("/admin/scaling")
         assert scaling.status_code == 503 and "Ray's head" in scaling.text
     is_over.set()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
+from polypath.deployments import json_body
 from polypath.deployments.api_settings import ApiSettings
 from polypath.tests.http.fakes import FakeLink, Serve, check_error, client_of
 
@@ -40,6 +43,51 @@ async def test_what_is_no_json_object_is_a_400(serve: Serve, raw: bytes, piece: 
         headers = {"content-type": "application/json"}
         response = await client.post("/v1/completions", content=raw, headers=headers)
     check_error(response, 400, None, piece)
+
+
+async def test_a_body_that_does_not_come_is_a_408(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_body, "BODY_S", 0.2)
+    gateway = await serve(FakeLink())
+
+    async def dripping() -> AsyncIterator[bytes]:
+        yield b'{"prompt": '
+        await asyncio.sleep(60)
+
+    async with client_of(gateway) as client:
+        headers = {"content-type": "application/json"}
+        response = await client.post("/v1/completions", content=dripping(), headers=headers)
+    check_error(response, 408, None, "11 bytes came within 0.2 s")
+    assert response.headers["connection"] == "close" and json_body.READING.num_bytes == 0
+
+
+async def test_bodies_that_come_slowly_together_have_a_limit(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_body, "READING_BYTES", 1000)
+    gateway, goes_on = await serve(FakeLink()), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b'{"prompt": "a"' + 386 * b" "
+        await goes_on.wait()
+        yield b"}"
+
+    async with client_of(gateway) as client:
+        headers = {"content-type": "application/json"}
+
+        async def post() -> httpx.Response:
+            return await client.post("/v1/completions", content=slow(), headers=headers)
+
+        first = [asyncio.create_task(post()) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        full = await post()
+        check_error(full, 429, None, "Bodies that other clients are sending fill 1000 bytes")
+        assert full.headers["retry-after"] == "1"
+        goes_on.set()
+        assert [(await each).status_code for each in first] == [200, 200]
+        assert (await post()).status_code == 200
+    assert json_body.READING.num_bytes == 0
 
 
 @pytest.mark.parametrize(
