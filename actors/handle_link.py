@@ -60,7 +60,7 @@ class HandleLink:
             async for output in response:
                 finished = output.finish_reason is not None
                 yield replace(output, request_id=request.id)
-        except (PolypathError, *_link_errors()) as error:
+        except (PolypathError, *link_errors()) as error:
             ours = _as_ours(error)
             finished = not isinstance(ours, EngineError)  # then the worker never took the request
             raise ours from None
@@ -81,7 +81,7 @@ class HandleLink:
     async def _ask(self, method: str, *args: object) -> Any:  # whatever the method answers
         try:
             return await self._call(method, *args)
-        except (PolypathError, *_link_errors()) as error:
+        except (PolypathError, *link_errors()) as error:
             raise _as_ours(error) from None
 
     def _call(self, method: str, *args: object, stream: bool = False) -> Any:  # a Serve response
@@ -103,7 +103,7 @@ class HandleLink:
         task.add_done_callback(self._cancels.discard)
 
 
-def _link_errors() -> tuple[type[Exception], ...]:
+def link_errors() -> tuple[type[Exception], ...]:
     """Everything Ray, Serve and gRPC raise for a call that failed, or failed to arrive."""
     import grpc
     from ray.exceptions import RayError
@@ -121,7 +121,7 @@ def _as_ours(error: Exception) -> Exception:
         return _as_ours(error.cause)
     if isinstance(error, BackPressureError):
         return QueueFullError("all places of the worker are taken; try again shortly")
-    if isinstance(error, _link_errors()):
+    if isinstance(error, link_errors()):
         kind = type(error).__name__
         return EngineError(f"the worker died or cannot be reached ({kind}); send the request again")
     return error

@@ -20,15 +20,15 @@ Result = TypeVar("Result")
 class HeadCalls:
     """One call after another."""
 
-    def __init__(self, name: str, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, name: str, limit_s: float | None = LIMIT_S) -> None:
         self._limit_s = limit_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"head {name}")
 
     async def ask(
         self, function: Callable[Args, Result], *args: Args.args, **options: Args.kwargs
     ) -> Result:
-        """What `function` returns. Raises what it raises, and TimeoutError: one that has not begun
-        by then is not made, one that has goes on unseen.
+        """What `function` returns. Raises what it raises, and TimeoutError after the limit: one
+        that has not begun by then is not made, one that has goes on unseen.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._limit_s):

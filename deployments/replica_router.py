@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ray.exceptions import RayError
 from ray.serve.request_router import (
     PendingRequest,
     RequestRouter,
     RunningReplica,
 )
 
+AGAIN_S = 0.5
 ROUTER = "polypath.deployments.replica_router:ReplicaRouter"
 
 
@@ -32,6 +34,9 @@ class ReplicaRouter(RequestRouter):
 
     def initialize_state(self, **options: object) -> None:
         """Serve's constructor for what is ours."""
+        from .head_calls import HeadCalls
+
+        self._head = HeadCalls("replicas", limit_s=None)
         self._listed: list[Any] | None = None  # RunningReplicaInfo: the newest list not looked at
         self._found: dict[Any, RunningReplica] = {}  # by ReplicaID: looked up, not yet in use
         self._looking: asyncio.Task[None] | None = None
@@ -59,11 +64,14 @@ class ReplicaRouter(RequestRouter):
             self._looking = None
 
     async def _find(self, info: Any) -> None:  # RunningReplicaInfo
-        try:
-            make = super().create_replica_wrapper
-            self._found[info.replica_id] = await asyncio.to_thread(make, info)
-        except ValueError:
-            return  # it is dead: asked once more, and left out with a warning
+        make = super().create_replica_wrapper
+        while info.replica_id not in self._found:
+            try:
+                self._found[info.replica_id] = await self._head.ask(make, info)
+            except ValueError:
+                return  # it is dead: asked once more, and left out with a warning
+            except RayError:
+                await asyncio.sleep(AGAIN_S)  # the head is away; without it nothing changes
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
         """What was found."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..actors.handle_link import HandleLink
+from ..actors.handle_link import HandleLink, link_errors
 from ..actors.link import WorkerLink
 from ..actors.road_address import RoadAddress
 from ..actors.road_link import RoadLink
@@ -97,14 +97,12 @@ async def poll(handle: DeploymentHandle, deployment: str, board: ReplicaBoard) -
     """A handle's router starts at the first call, so make one; should the router tell nothing even
     when replicas answer, then what they answer, once a second.
     """
-    from ray.serve.exceptions import RayServeException
-
     is_told = False
     while True:
         try:
-            answers = await handle.broadcast("offer").results_async()
-        except RayServeException:
-            answers = []  # nobody is there yet
+            answers = await handle.broadcast("offer").results_async(timeout_s=ASK_LIMIT_S)
+        except (TimeoutError, *link_errors()):
+            answers = []  # nobody is there yet, or one died while it was asked
         if answers and not is_told and board.knows(deployment):
             return
         if answers and not is_told:

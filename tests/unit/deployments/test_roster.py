@@ -137,6 +137,43 @@ class Scene:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
+class Told:
+    """A handle whose replicas answer for themselves; `says` holds answers and what is raised."""
+
+    def __init__(self, *says: list[dict[str, Any]] | Exception) -> None:
+        self._says = list(says)
+
+    def broadcast(self, method: str) -> Told:
+        assert method == "offer"
+        return self
+
+    async def results_async(self, timeout_s: float) -> list[dict[str, Any]]:
+        said = self._says.pop(0) if len(self._says) > 1 else self._says[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Serve's, on import
+async def test_replicas_that_serves_router_keeps_silent_about_are_asked_whatever_befalls_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from ray.exceptions import ActorDiedError
+    from ray.serve.exceptions import RayServeException
+
+    both = [{"replica": "a"}, {"replica": "b"}]
+    handle = Told(RayServeException(), both, ActorDiedError(), TimeoutError(), [{"replica": "b"}])
+    board, seen = ReplicaBoard(), list[tuple[str, ...]]()
+    board.watch("d", lambda replicas: seen.append(tuple(each.id for each in replicas)))
+    polling = asyncio.ensure_future(roster.poll(handle, "d", board))  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        while ("b",) not in seen:
+            assert not polling.done(), polling.exception()
+            await asyncio.sleep(0.002)
+    assert seen[0] == ("a", "b") and "asking instead" in caplog.text
+    polling.cancel()
+
+
 async def test_every_replica_is_a_worker() -> None:
     scene = Scene()
     scene.lists("a", "b")
