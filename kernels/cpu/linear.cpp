@@ -25,6 +25,7 @@ constexpr int kWide = 2;         // rows of blocks that share one pass over a ti
 constexpr int kFewRows = 4;      // up to here memory is the bound, and one stream of weights reads faster than two
 constexpr int kManyRows = 16;    // from here on unpacking 4-bit weights once for all rows pays
 constexpr int64_t kSlab = 24;    // groups whose unpacked weights stay in the first-level cache
+constexpr float kSymmetric = -8.0f;  // m = -8 d is exact in float: sums are those of a block that holds m
 
 // Activations in 8 bits: x = scale * q for each group of 32. Rows lie in tiles of kTile (what is left over forms a
 // smaller last tile), so that a kernel reads one stream: of a tile of n rows, q is [groups, 8, n, 4] and `factors` is
@@ -144,6 +145,19 @@ void interleave(const Group* from, int rows, int8_t* q) {
   }
 }
 
+// One weight and its offset, in plain terms: w = d * weight + offset.
+inline int nibble(const uint8_t* q, int row, int input) {
+  const int c = input / 8, i = input % 8;
+  const uint8_t byte = q[32 * c + 4 * row + i % 4];
+  return i < 4 ? byte & 15 : byte >> 4;
+}
+inline int weight(const Int4Block& b, int row, int input) { return nibble(b.q, row, input); }
+inline int weight(const Int4SymmetricBlock& b, int row, int input) { return nibble(b.q, row, input); }
+inline int weight(const Int8Block& b, int row, int input) { return b.q[32 * (input / 4) + 4 * row + input % 4]; }
+inline float offset(const Int4Block& b, int row) { return half_to_float(b.m[row]); }
+inline float offset(const Int4SymmetricBlock& b, int row) { return kSymmetric * half_to_float(b.d[row]); }
+inline float offset(const Int8Block&, int) { return 0.0f; }
+
 // Where a thread that has come to the block `end` goes on: it leaves out `skip` blocks that others read.
 template <typename Block>
 struct Route {
@@ -195,14 +209,19 @@ inline __m256i dot4(__m256i sum, __m256i, __m256i) { return sum; }
 #endif
 
 // What the multiplication below reads of a block: chunk c holds 4 inputs of each of 8 rows.
-inline __m256i chunk(const Int4Block& b, int c) {
-  const __m256i both = load_bytes(b.q + 32 * (c / 2));
+inline __m256i nibbles(const uint8_t* q, int c) {
+  const __m256i both = load_bytes(q + 32 * (c / 2));
   return _mm256_and_si256(c % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
 }
+inline __m256i chunk(const Int4Block& b, int c) { return nibbles(b.q, c); }
 inline __m256 step_of(const Int4Block& b) { return halves(b.d); }
 inline __m256 offset_of(const Int4Block& b) { return halves(b.m); }
 
-// An Int4Block whose weights are bytes and whose factors are floats.
+inline __m256i chunk(const Int4SymmetricBlock& b, int c) { return nibbles(b.q, c); }
+inline __m256 step_of(const Int4SymmetricBlock& b) { return halves(b.d); }
+inline __m256 offset_of(const Int4SymmetricBlock& b) { return _mm256_mul_ps(step_of(b), _mm256_set1_ps(kSymmetric)); }
+
+// A 4-bit block whose weights are bytes and whose factors are floats.
 struct OpenBlock {
   uint8_t q[256];
   float d[kRows];
@@ -222,7 +241,8 @@ inline __attribute__((always_inline)) void fetch(const Block* block) {
 }
 inline void fetch(const OpenBlock*) {}  // was just written
 
-void open_blocks(const Int4Block* from, int64_t count, OpenBlock* to) {
+template <typename Block>
+void open_blocks(const Block* from, int64_t count, OpenBlock* to) {
   for (int64_t i = 0; i < count; ++i) {
     fetch(from + kAhead + i);
     for (int c = 0; c < 8; ++c) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to[i].q + 32 * c), chunk(from[i], c));
@@ -318,28 +338,31 @@ __attribute__((noinline)) void dot_tile(const Block* blocks, int64_t stride, int
 
 #else  // portable
 
-inline int weight(const Int4Block& b, int row, int input) {
-  const int c = input / 8, i = input % 8;
-  const uint8_t byte = b.q[32 * c + 4 * row + i % 4];
-  return i < 4 ? byte & 15 : byte >> 4;
+// Adds a group's products to 8 outputs. One copy of it for all blocks and tiles: the compiler may sum in any order, and
+// in another one where it sees that an offset is a multiple of a step.
+__attribute__((noinline)) void add_group(const float* d, const float* m, const int32_t* sums, float scale, float sum,
+                                         float* out) {
+  for (int r = 0; r < kRows; ++r) out[r] += d[r] * scale * static_cast<float>(sums[r]) + m[r] * sum;
 }
-inline int weight(const Int8Block& b, int row, int input) { return b.q[32 * (input / 4) + 4 * row + input % 4]; }
-inline float offset(const Int4Block& b, int row) { return half_to_float(b.m[row]); }
-inline float offset(const Int8Block&, int) { return 0.0f; }
+
+template <typename Block>
+void add_block(const Block& b, const int8_t* q, const float* factors, int tile, int wide, float* out) {
+  float d[kRows], m[kRows];
+  for (int r = 0; r < kRows; ++r) d[r] = half_to_float(b.d[r]), m[r] = offset(b, r);
+  for (int t = 0; t < tile; ++t) {
+    int32_t sums[kRows] = {};
+    for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kGroup; ++i) sums[r] += weight(b, r, i) * q[4 * (i / 4 * tile + t) + i % 4];
+    }
+    add_group(d, m, sums, factors[t], factors[tile + t], out + t * wide * kRows);
+  }
+}
 
 template <typename Block, int tile, int wide>
 void dot_tile(const Block* blocks, int64_t stride, int64_t groups, const int8_t* q, const float* factors,
               const Route<Block>&, float* out) {
   for (int64_t g = 0; g < groups; ++g, q += tile * kGroup, factors += 2 * tile) {
-    for (int t = 0; t < tile; ++t) {
-      for (int r = 0; r < wide * kRows; ++r) {
-        const Block& b = blocks[r / kRows * stride + g];
-        int32_t total = 0;
-        for (int i = 0; i < kGroup; ++i) total += weight(b, r % kRows, i) * q[4 * (i / 4 * tile + t) + i % 4];
-        out[t * wide * kRows + r] += half_to_float(b.d[r % kRows]) * factors[t] * static_cast<float>(total) +
-                                     offset(b, r % kRows) * factors[tile + t];
-      }
-    }
+    for (int b = 0; b < wide; ++b) add_block(blocks[b * stride + g], q, factors, tile, wide, out + b * kRows);
   }
 }
 
@@ -404,14 +427,14 @@ void multiply_blocks(const Task& task, int block_row, int end_row, int first, in
 
 // The same for many tokens: 4-bit weights are unpacked once for all, as many groups at a time as stay in the
 // first-level cache.
-template <int wide>
+template <typename Block, int wide>
 void multiply_open(const Task& task, int block_row, int first, int last) {
   alignas(64) OpenBlock open[wide * kSlab];
   alignas(64) float out[kTokenTile * wide * kRows];
   std::fill_n(out, (last - first) * wide * kRows, 0.0f);
   for (int64_t g = 0; g < task.groups; g += kSlab) {
     const int64_t n = std::min(task.groups - g, kSlab);
-    const auto* blocks = static_cast<const Int4Block*>(task.w.blocks) + block_row * task.groups + g;
+    const auto* blocks = static_cast<const Block*>(task.w.blocks) + block_row * task.groups + g;
     for (int b = 0; b < wide; ++b) open_blocks(blocks + b * task.groups, n, open + b * n);
     for_each_tile(first, last, [&](int token, auto tile) {
       const int64_t at = token * task.groups + tile * g;
@@ -430,8 +453,8 @@ void multiply_open(const Task& task, int block_row, int first, int last) {
 template <typename Block, int wide>
 void multiply_some(const Task& task, int block_row, int end_row, int first, int last) {
 #if defined(__AVX2__)
-  if constexpr (std::is_same_v<Block, Int4Block>) {
-    if (last - first >= kManyRows) return multiply_open<wide>(task, block_row, first, last);
+  if constexpr (!std::is_same_v<Block, Int8Block>) {
+    if (last - first >= kManyRows) return multiply_open<Block, wide>(task, block_row, first, last);
   }
 #endif
   multiply_blocks<Block, wide>(task, block_row, end_row, first, last);
@@ -469,6 +492,19 @@ Quantized quantize(const float* x, int64_t x_stride, int rows, int in) {
   return to;
 }
 
+template <typename Block>
+void read_row(const Matrix& w, int row, float* out) {
+  const int groups = (w.in + kGroup - 1) / kGroup;
+  const int r = row % kRows;
+  const Block* blocks = static_cast<const Block*>(w.blocks) + static_cast<int64_t>(row / kRows) * groups;
+  for (int g = 0; g < groups; ++g, out += kGroup) {
+    const Block& b = blocks[g];
+    const float d = half_to_float(b.d[r]), m = offset(b, r);
+    const int n = std::min(kGroup, w.in - g * kGroup);
+    for (int i = 0; i < n; ++i) out[i] = d * static_cast<float>(weight(b, r, i)) + m;
+  }
+}
+
 }  // namespace
 
 void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const float* bias,
@@ -487,10 +523,10 @@ void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const f
     const int last = std::min(rows, first + kTokenTile);
     const int begin = chunk % row_chunks * per_chunk;
     const int end = std::min(block_rows, begin + per_chunk);
-    if (w.storage == Storage::kInt4) {
-      multiply<Int4Block>(task, begin, end, first, last);
-    } else {
-      multiply<Int8Block>(task, begin, end, first, last);
+    switch (w.storage) {
+      case Storage::kInt4: multiply<Int4Block>(task, begin, end, first, last); break;
+      case Storage::kInt4Symmetric: multiply<Int4SymmetricBlock>(task, begin, end, first, last); break;
+      default: multiply<Int8Block>(task, begin, end, first, last);
     }
     for (int row = first; best != nullptr && row < last; ++row) {
       best->note(row, chunk % row_chunks, begin * kRows, std::min(end * kRows, w.out));
@@ -500,23 +536,10 @@ void linear(const float* x, int64_t x_stride, int rows, const Matrix& w, const f
 }
 
 void dequantize_row(const Matrix& w, int row, float* out) {
-  const int groups = (w.in + kGroup - 1) / kGroup;
-  const int r = row % kRows;
-  const int64_t first = static_cast<int64_t>(row / kRows) * groups;
-  for (int g = 0; g < groups; ++g, out += kGroup) {
-    const int n = std::min(kGroup, w.in - g * kGroup);
-    if (w.storage == Storage::kInt4) {
-      const Int4Block& b = static_cast<const Int4Block*>(w.blocks)[first + g];
-      const float d = half_to_float(b.d[r]), m = half_to_float(b.m[r]);
-      for (int i = 0; i < n; ++i) {
-        const uint8_t byte = b.q[32 * (i / 8) + 4 * r + i % 4];
-        out[i] = d * static_cast<float>(i % 8 < 4 ? byte & 15 : byte >> 4) + m;
-      }
-    } else {
-      const Int8Block& b = static_cast<const Int8Block*>(w.blocks)[first + g];
-      const float d = half_to_float(b.d[r]);
-      for (int i = 0; i < n; ++i) out[i] = d * static_cast<float>(b.q[32 * (i / 4) + 4 * r + i % 4]);
-    }
+  switch (w.storage) {
+    case Storage::kInt4: return read_row<Int4Block>(w, row, out);
+    case Storage::kInt4Symmetric: return read_row<Int4SymmetricBlock>(w, row, out);
+    default: return read_row<Int8Block>(w, row, out);
   }
 }
 

@@ -19,16 +19,33 @@ struct Int4Block {
   uint16_t m[kRows];
 };
 
+// The same where m is -8 d, as in all of GGUF's Q4_0: w = d * (q - 8), a tenth fewer bytes to read.
+struct Int4SymmetricBlock {
+  uint8_t q[128];
+  uint16_t d[kRows];
+};
+
 // 8 rows x 32 inputs of 8-bit weights, w = d * q. Byte 32 c + 4 r + i holds input 4 c + i of row r.
 struct Int8Block {
   int8_t q[256];
   uint16_t d[kRows];
 };
 
-enum class Storage : int { kInt4 = 4, kInt8 = 8, kBfloat16 = 16, kFloat16 = 17, kFloat32 = 32 };
+enum class Storage : int {
+  kInt4 = 4,
+  kInt4Symmetric = 5,
+  kInt8 = 8,
+  kBfloat16 = 16,
+  kFloat16 = 17,
+  kFloat32 = 32
+};
 
 inline size_t block_bytes(Storage s) {
-  return s == Storage::kInt4 ? sizeof(Int4Block) : sizeof(Int8Block);
+  switch (s) {
+    case Storage::kInt4: return sizeof(Int4Block);
+    case Storage::kInt4Symmetric: return sizeof(Int4SymmetricBlock);
+    default: return sizeof(Int8Block);
+  }
 }
 
 struct Matrix {

@@ -33,13 +33,13 @@ inline uint32_t read_word(const uint8_t* from) {
 
 inline void write_word(void* to, uint32_t word) { std::memcpy(to, &word, 4); }
 
-// The 16 bytes of a Q4_0 or Q4_1 block, byte j with inputs j and 16 + j, as row r of a block.
-inline void put_nibbles(Int4Block& b, int r, const uint8_t* from) {
+// The 16 bytes of a Q4_0 or Q4_1 block, byte j with inputs j and 16 + j, as row r of a block's `q`.
+inline void put_nibbles(uint8_t* q, int r, const uint8_t* from) {
   constexpr uint32_t kLow = 0x0f0f0f0f;
   for (int c = 0; c < 2; ++c) {
     const uint32_t left = read_word(from + 8 * c), right = read_word(from + 8 * c + 4);
-    write_word(b.q + 32 * c + 4 * r, (left & kLow) | (right & kLow) << 4);
-    write_word(b.q + 64 + 32 * c + 4 * r, (left >> 4 & kLow) | (right & ~kLow));
+    write_word(q + 32 * c + 4 * r, (left & kLow) | (right & kLow) << 4);
+    write_word(q + 64 + 32 * c + 4 * r, (left >> 4 & kLow) | (right & ~kLow));
   }
 }
 
@@ -157,8 +157,13 @@ const uint8_t* block_of(const uint8_t* row, Stored type, int g) {
 }
 
 // Row r of a block from a block of a file that has the same steps.
+void put_same(Int4SymmetricBlock& b, int r, const uint8_t* at) {
+  put_nibbles(b.q, r, at + 2);
+  b.d[r] = read_half(at);
+}
+
 void put_same(Int4Block& b, int r, const uint8_t* at, Stored type) {
-  put_nibbles(b, r, at + (type == Stored::kQ4_1 ? 4 : 2));
+  put_nibbles(b.q, r, at + (type == Stored::kQ4_1 ? 4 : 2));
   b.d[r] = read_half(at);
   // Q4_0 is d * (q - 8); -8 d is exact in half precision but where it overflows, which no sane file holds.
   b.m[r] = type == Stored::kQ4_1 ? read_half(at + 2) : float_to_half(-8.0f * half_to_float(b.d[r]));
@@ -218,7 +223,9 @@ void pack_stored(const uint8_t* raw, Stored type, int rows, int in, const int32_
       for (int g = 0; g < groups; ++g) {
         const int64_t block = static_cast<int64_t>(to / kRows) * groups + g;
         const int n = std::min(kGroup, in - g * kGroup);
-        if (storage == Storage::kInt4 && (type == Stored::kQ4_0 || type == Stored::kQ4_1)) {
+        if (storage == Storage::kInt4Symmetric) {
+          put_same(static_cast<Int4SymmetricBlock*>(blocks)[block], r, block_of(from, type, g));
+        } else if (storage == Storage::kInt4 && (type == Stored::kQ4_0 || type == Stored::kQ4_1)) {
           put_same(static_cast<Int4Block*>(blocks)[block], r, block_of(from, type, g), type);
         } else if (storage == Storage::kInt4) {
           put(static_cast<Int4Block*>(blocks)[block], r, int4_group(from, type, g, n));

@@ -68,12 +68,20 @@ void run_stored(Stored type, int rows, int in) {
   for (auto& byte : raw) byte = static_cast<uint8_t>(std::rand() & 0x3b);  // no scale is infinite
   std::vector<int32_t> order(rows);
   for (int i = 0; i < rows; ++i) order[i] = rows - 1 - i;
-  for (const Storage storage : {Storage::kInt4, Storage::kInt8}) {
+  for (const Storage storage : {Storage::kInt4, Storage::kInt4Symmetric, Storage::kInt8}) {
+    if (storage == Storage::kInt4Symmetric && type != Stored::kQ4_0) continue;
     std::vector<char> blocks(static_cast<size_t>((rows + kRows - 1) / kRows) * (in / kGroup) * block_bytes(storage));
     pack_stored(raw.data(), type, rows, in, order.data(), storage, 0, blocks.data());
+    const Matrix matrix{storage, blocks.data(), rows, in};
     std::vector<float> row(in);
-    dequantize_row({storage, blocks.data(), rows, in}, rows - 1, row.data());
+    dequantize_row(matrix, rows - 1, row.data());
     for (const float v : row) require(std::isfinite(v), "stored weights are finite");
+    for (const int tokens : {1, 6, 40}) {
+      const auto x = numbers(static_cast<size_t>(tokens) * in);
+      std::vector<float> y(static_cast<size_t>(tokens) * rows);
+      linear(x.data(), in, tokens, matrix, nullptr, nullptr, y.data());
+      for (const float v : y) require(std::isfinite(v), "products of stored weights are finite");
+    }
   }
 }
 
