@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from .dialect import ceil_div, jit, power_of_two
-from .paged import PagedRows, Scores, check_layout, key_rows, raw_scores, soften
+from .dialect import ceil_div, jit
+from .paged import PagedHeads, PagedRows, Scores, check_layout, key_rows, raw_scores, soften
 from .tiles import Tile, capability_of, decode_tile
 
 SPLIT = 256  # tokens, or a multiple of it in a row of more than SPLIT * MOST_SPLITS
@@ -159,20 +159,51 @@ def decode_attention(
     The new keys are already stored. Tokens of `q_TND` may be strided, `out_TND` is contiguous.
     """
     check_layout(q_TND, kv_P2SKD, rows)
-    num_heads, head_dim = q_TND.shape[1:]
-    _, _, page_size, kv_heads, _ = kv_P2SKD.shape
-    padded_dim = power_of_two(head_dim)
+    heads = PagedHeads.of(q_TND, kv_P2SKD)
     if tile is None:
         card = capability_of(q_TND.device)
-        tile = decode_tile(num_heads // kv_heads, padded_dim, q_TND.element_size(), card)
-    most_tokens = rows.page_table.shape[1] * page_size
+        tile = decode_tile(heads.group_size, heads.padded_dim, q_TND.element_size(), card)
+    most_tokens = rows.page_table.shape[1] * heads.page_size
     num_slots = min(MOST_SPLITS, ceil_div(most_tokens, SPLIT))
     partial = {"dtype": torch.float32, "device": q_TND.device}
-    acc_BNZD = torch.empty((rows.num_rows, num_heads, num_slots, head_dim), **partial)
-    sums_BNZ2 = torch.empty((rows.num_rows, num_heads, num_slots, 2), **partial)
-    window = scores.window or 0
-    at_once = min(num_slots, max(4, ceil_div(num_programs, rows.num_rows * kv_heads)))
-    _attend_splits[(rows.num_rows, kv_heads, at_once)](
+    shape = (rows.num_rows, heads.num_heads, num_slots)
+    acc_BNZD = torch.empty((*shape, heads.head_dim), **partial)
+    sums_BNZ2 = torch.empty((*shape, 2), **partial)
+    at_once = min(num_slots, max(4, ceil_div(num_programs, rows.num_rows * heads.kv_heads)))
+    _launch_splits(q_TND, kv_P2SKD, rows, scores, heads, tile, acc_BNZD, sums_BNZ2, at_once)
+    _merge_splits[(rows.num_rows, heads.num_heads)](
+        acc_BNZD,
+        sums_BNZ2,
+        rows.query_starts,
+        rows.kv_lens,
+        out_TND,
+        num_slots,
+        scores.sharpness,
+        heads.num_heads,
+        heads.head_dim,
+        heads.padded_dim,
+        scores.window or 0,
+        tile.width,
+        SPLIT,
+        MOST_SPLITS,
+        CHUNK,
+        num_warps=4,
+    )
+
+
+def _launch_splits(
+    q_TND: torch.Tensor,
+    kv_P2SKD: torch.Tensor,
+    rows: PagedRows,
+    scores: Scores,
+    heads: PagedHeads,
+    tile: Tile,
+    acc_BNZD: torch.Tensor,
+    sums_BNZ2: torch.Tensor,
+    at_once: int,
+) -> None:
+    """`at_once`: programs that take the splits of one row and key/value head."""
+    _attend_splits[(rows.num_rows, heads.kv_heads, at_once)](
         q_TND,
         kv_P2SKD,
         rows.page_table,
@@ -182,15 +213,11 @@ def decode_attention(
         sums_BNZ2,
         q_TND.stride(0),
         rows.page_table.stride(0),
-        num_slots,
+        acc_BNZD.shape[2],
         scores.inner,
         scores.sharpness,
-        num_heads,
-        kv_heads,
-        head_dim,
-        padded_dim,
-        page_size,
-        window,
+        *heads.constants(),
+        scores.window or 0,
         scores.soft_cap is not None,
         tile.height,
         tile.width,
@@ -198,22 +225,4 @@ def decode_attention(
         MOST_SPLITS,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-    )
-    _merge_splits[(rows.num_rows, num_heads)](
-        acc_BNZD,
-        sums_BNZ2,
-        rows.query_starts,
-        rows.kv_lens,
-        out_TND,
-        num_slots,
-        scores.sharpness,
-        num_heads,
-        head_dim,
-        padded_dim,
-        window,
-        tile.width,
-        SPLIT,
-        MOST_SPLITS,
-        CHUNK,
-        num_warps=4,
     )

@@ -15,7 +15,7 @@ from math import e, log2
 import torch
 import triton.language as tl
 
-from .dialect import dot, jit, tanh
+from .dialect import dot, jit, power_of_two, tanh
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,36 @@ class PagedRows:
     def num_rows(self) -> int:
         """Requests."""
         return self.kv_lens.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedHeads:
+    """Sizes that a kernel is compiled for."""
+
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+
+    @classmethod
+    def of(cls, q_TND: torch.Tensor, kv_P2SKD: torch.Tensor) -> PagedHeads:
+        """Those of queries and of the pool that they look into."""
+        _, _, page_size, kv_heads, head_dim = kv_P2SKD.shape
+        return cls(q_TND.shape[1], kv_heads, head_dim, page_size)
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a key."""
+        return self.num_heads // self.kv_heads
+
+    @property
+    def padded_dim(self) -> int:
+        """Elements of a head in registers."""
+        return power_of_two(self.head_dim)
+
+    def constants(self) -> tuple[int, int, int, int, int]:
+        """In the order in which kernels take them: N, K, D, D padded, S."""
+        return self.num_heads, self.kv_heads, self.head_dim, self.padded_dim, self.page_size
 
 
 @dataclass(frozen=True, slots=True)

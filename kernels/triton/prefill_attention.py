@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from .dialect import jit, power_of_two
-from .paged import PagedRows, Scores, check_layout, key_rows, raw_scores, soften
+from .dialect import jit
+from .paged import PagedHeads, PagedRows, Scores, check_layout, key_rows, raw_scores, soften
 from .tiles import Tile, capability_of, prefill_tile
 
 
@@ -28,6 +28,31 @@ def _row_of(block, query_starts_ptr, num_rows, queries: tl.constexpr):
         high = tl.where(is_past, middle, high)
         low = tl.where(is_past, low, middle)
     return low
+
+
+@jit
+def _queries_of(block, query_starts_ptr, num_rows, queries: tl.constexpr):
+    """Row of a block, its first token and number of tokens, and the block's first one of these."""
+    row = _row_of(block, query_starts_ptr, num_rows, queries)
+    start = tl.load(query_starts_ptr + row)
+    length = tl.load(query_starts_ptr + row + 1) - start
+    return row, start, length, (block - start // queries - row) * queries
+
+
+@jit
+def _key_range(before, kv_len, queries: tl.constexpr, window: tl.constexpr, width: tl.constexpr):
+    """Of queries from position `before` on: where to begin, from where and up to where every query
+    sees every key, and the end.
+    """
+    high = tl.minimum(before + queries, kv_len)
+    all_see = (before + 1) // width * width
+    low = before * 0
+    edge = low
+    if window:
+        low = tl.maximum(before - window + 1, 0) // width * width
+        edge = (tl.maximum(before + queries - window, 0) + width - 1) // width * width
+        edge = tl.minimum(tl.maximum(edge, low), all_see)
+    return low, edge, all_see, high
 
 
 @jit
@@ -105,10 +130,7 @@ def _attend_blocks(
     queries: tl.constexpr = height // group
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # later queries see more: they go first
     kv_head = tl.program_id(1)
-    row = _row_of(block, query_starts_ptr, num_rows, queries)
-    start = tl.load(query_starts_ptr + row)
-    length = tl.load(query_starts_ptr + row + 1) - start
-    first_query = (block - start // queries - row) * queries
+    row, start, length, first_query = _queries_of(block, query_starts_ptr, num_rows, queries)
     if (length < 2) | (first_query >= length):
         return
     kv_len = tl.load(kv_lens_ptr + row)
@@ -122,16 +144,9 @@ def _attend_blocks(
     q_place = (token * q_stride + head * head_dim)[:, None] + column[None, :]
     q = tl.load(q_ptr + q_place, mask=mask, other=0.0)
 
-    before = kv_len - length + first_query  # position of the first query here
     position = kv_len - length + query
-    high = tl.minimum(before + queries, kv_len)
-    all_see = (before + 1) // width * width  # up to here every query sees every key
-    low = before * 0
-    edge = low
-    if window:
-        low = tl.maximum(before - window + 1, 0) // width * width
-        edge = (tl.maximum(before + queries - window, 0) + width - 1) // width * width
-        edge = tl.minimum(tl.maximum(edge, low), all_see)
+    before = kv_len - length + first_query  # position of the first query here
+    low, edge, all_see, high = _key_range(before, kv_len, queries, window, width)
     best = tl.full([height], float("-inf"), dtype=tl.float32)
     total = tl.zeros([height], dtype=tl.float32)
     acc = tl.zeros([height, padded_dim], dtype=tl.float32)
@@ -171,13 +186,12 @@ def prefill_attention(
     contiguous.
     """
     check_layout(q_TND, kv_P2SKD, rows)
-    tokens, num_heads, head_dim = q_TND.shape
-    _, _, page_size, kv_heads, _ = kv_P2SKD.shape
-    padded_dim = power_of_two(head_dim)
+    heads = PagedHeads.of(q_TND, kv_P2SKD)
     if tile is None:
-        tile = prefill_tile(padded_dim, q_TND.element_size(), capability_of(q_TND.device))
-    num_blocks = tokens // (tile.height // (num_heads // kv_heads)) + rows.num_rows
-    _attend_blocks[(num_blocks, kv_heads)](
+        card = capability_of(q_TND.device)
+        tile = prefill_tile(heads.padded_dim, q_TND.element_size(), card)
+    num_blocks = q_TND.shape[0] // (tile.height // heads.group_size) + rows.num_rows
+    _attend_blocks[(num_blocks, heads.kv_heads)](
         q_TND,
         kv_P2SKD,
         rows.page_table,
@@ -189,11 +203,7 @@ def prefill_attention(
         rows.num_rows,
         scores.inner,
         scores.sharpness,
-        num_heads,
-        kv_heads,
-        head_dim,
-        padded_dim,
-        page_size,
+        *heads.constants(),
         scores.window or 0,
         scores.soft_cap is not None,
         tile.height,
