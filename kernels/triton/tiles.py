@@ -33,7 +33,9 @@ def decode_tile(group: int, padded_dim: int, item_bytes: int, capability: Capabi
 
 def prefill_tile(padded_dim: int, item_bytes: int, capability: Capability) -> Tile:
     """For many queries: as high as registers hold, as wide as shared memory holds."""
-    if item_bytes == 4 or not _has_tensor_cores(capability):
+    if item_bytes == 4:
+        return Tile(32, 16, 8, 1)  # twice as wide spills registers
+    if not _has_tensor_cores(capability):
         return Tile(32, 32 if padded_dim <= 128 else 16, 8, 1)
     if padded_dim > 128:
         return Tile(64, 32, 4 if capability[0] == 9 else 8, 2)

@@ -22,6 +22,7 @@ MIB, GIB = 1 << 20, 1 << 30
 SCRATCH_PAGES = 1  # page 0 belongs to padding
 SAMPLER_BYTES = 40  # for each logit of a row: float32 logits, sorted copy with ids, float64 weights
 PROMPT_LOGPROB_ROWS = 512  # rows whose logits are held at once
+SPLIT_TOKENS, MOST_SPLITS = 256, 64  # of a row's keys: kernels/triton/decode_attention.py
 PADDING = 2  # decode rows are padded to at most twice their own length when pages are gathered
 
 
@@ -76,6 +77,7 @@ class Demand:
     is_padded: bool = False  # a graph computes all its rows, so each size has its own
     is_loaded_here: bool = True  # what a tensor takes while it loads counts; else on the host
     is_gathered: bool = True  # attention copies keys out of their pages, and makes masks
+    is_split: bool = False  # decode attention keeps a result of each part of a row's keys
 
     @property
     def weights_bytes(self) -> int:
@@ -119,7 +121,13 @@ class Demand:
         masks = tokens * max_model_len * (1 + model.group_size) * self.is_gathered
         logprobs = 8 * min(tokens, PROMPT_LOGPROB_ROWS)
         logits = model.vocab_size * max(SAMPLER_BYTES * self.max_num_seqs, logprobs)
-        return (hidden + masks) * self.itemsize + logits
+        return (hidden + masks) * self.itemsize + logits + self._split_bytes(max_model_len)
+
+    def _split_bytes(self, max_model_len: int) -> int:
+        """Results of all parts, float32, with two sums each; graphs keep some of their own."""
+        parts = min(MOST_SPLITS, -(-max_model_len // SPLIT_TOKENS)) * self.is_split
+        rows = self.max_num_seqs + max(self.decode_sizes, default=0)
+        return rows * self.model.num_heads * parts * (self.model.head_dim + 2) * 4
 
     def fixed_bytes(self, max_model_len: int) -> int:
         """Weights, activations and graphs before any page is counted."""

@@ -123,6 +123,7 @@ def _demand(model: ModelConfig, selection: Selection, num_seqs: int, num_tokens:
         is_padded=captures.is_padded,
         is_loaded_here=situation.device == "cpu",
         is_gathered=situation.device == "cpu" or "torch_sdpa" in backends,
+        is_split="triton" in backends,
     )
 
 

@@ -15,6 +15,7 @@ from polypath.runtime.planning.hardware import Hardware, load_hardware
 from polypath.runtime.planning.memory import gigabytes
 from polypath.runtime.planning.plan import ExecutionPlan
 from polypath.runtime.planning.planner import plan
+from polypath.tests.unit.planning.public_models import public_model
 
 GB = 10**9
 
@@ -233,3 +234,18 @@ def test_on_a_card_only_attention_that_gathers_pages_pays_for_copies_and_masks(m
     gathers = {path.attention_backend for path in found.paths.values()} == {"torch_sdpa"}
     assert (found.memory.activation_bytes < plain.memory.activation_bytes) != gathers
     assert (found.num_pages > plain.num_pages) != gathers
+
+
+@pytest.mark.parametrize("length", [8192, 131072])
+def test_attention_over_parts_of_a_rows_keys_is_counted(length: int) -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux on x86_64")
+    from polypath.kernels.triton.decode_attention import MOST_SPLITS, SPLIT
+
+    def activations(backend: str) -> int:
+        options = {"attention_backend": backend, "max_model_len": length, "max_num_seqs": 64}
+        found = plan(load_hardware("h200"), public_model("Llama-3.1-8B"), wishes(**options))
+        return found.memory.activation_bytes
+
+    parts = min(MOST_SPLITS, length // SPLIT)
+    both = 2 * 64 * 32 * parts * (128 + 2) * 4  # of an eager step, and of graphs
+    assert activations("triton") - activations("flashinfer") == both

@@ -32,8 +32,8 @@ from polypath.kernels.triton import (  # noqa: E402
 from polypath.kernels.triton.tiles import decode_tile, prefill_tile  # noqa: E402
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-TENSOR_CORES = r"\b(HMMA|HGMMA)\b"
-SHARED_BYTES = {(7, 5): 64 << 10, (8, 0): 99 << 10, (9, 0): 227 << 10}
+TENSOR_CORES = r"\b(HMMA|HGMMA|UTCHMMA)\b"
+SHARED_BYTES = {(7, 5): 64, (8, 0): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}  # KiB
 """Shared memory of a program; for 8.0 that of 8.6 and 8.9, which run the same tiles."""
 
 BITS_16, BITS_32 = ("bf16", "fp16"), "fp32"
@@ -99,7 +99,7 @@ def compile_for(
 
 def check_resources(binary: Binary) -> None:
     """It fits a multiprocessor without spilling to local memory, and reads 16 bytes at a time."""
-    assert binary.shared_bytes <= SHARED_BYTES[binary.card]
+    assert binary.shared_bytes <= SHARED_BYTES[binary.card] << 10
     assert binary.count(r"\b(LDL|STL)\b") == 0
     assert binary.wide_loads > 0
 
@@ -199,6 +199,9 @@ ATTENTION: list[tuple[tuple[int, int], str, dict[str, int]]] = [
     ((9, 0), "bf16", {"head_dim": 80} | ODD),
     ((9, 0), "fp16", {"head_dim": 256, "group": 16}),
     ((9, 0), "fp32", {"head_dim": 256}),
+    ((9, 0), "fp32", {"head_dim": 128, "group": 1}),
+    ((10, 0), "bf16", {"head_dim": 128}),
+    ((12, 0), "bf16", {"head_dim": 128}),
 ]
 
 
@@ -220,6 +223,20 @@ ROW_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, int]]] = {
         {"x_ptr": "*T", "weight_ptr": "*T", "out_ptr": "*T", "x_stride": "i32", "eps": "fp32"},
         {"size": 4096, "block": 4096},
     ),
+    "add_rms_norm": (
+        rms_norm._add_rms_norm,
+        dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "total_ptr"), "*T")
+        | {"x_stride": "i32", "residual_stride": "i32", "eps": "fp32"},
+        {"size": 4096, "block": 4096},
+    ),
+    "merge_splits": (
+        decode_attention._merge_splits,
+        {"acc_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*T", "sharpness": "fp32"}
+        | {"query_starts_ptr": "*i32", "kv_lens_ptr": "*i32", "num_slots": "i32"},
+        {"num_heads": 32, "head_dim": 128, "padded_dim": 128, "window": 0, "width": 64}
+        | {"split": decode_attention.SPLIT, "most": decode_attention.MOST_SPLITS}
+        | {"chunk": decode_attention.CHUNK},
+    ),
     "silu_mul": (
         silu_mul._silu_mul,
         {"gate_up_ptr": "*T", "out_ptr": "*T", "row_stride": "i32"},
@@ -240,7 +257,10 @@ ROW_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, int]]] = {
         | {"has_norms": True, "heads": rope_store.HEADS},
     ),
 }
-ROW_WARPS = {"rms_norm": 8, "silu_mul": 4, "argmax": 8, "rope_store": 2}
+ROW_WARPS = {
+    **{"rms_norm": 8, "add_rms_norm": 8, "merge_splits": 4},
+    **{"silu_mul": 4, "argmax": 8, "rope_store": 2},
+}
 
 
 @pytest.mark.slow
