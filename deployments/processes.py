@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 
 
@@ -13,11 +15,19 @@ class Family:
     def __init__(self) -> None:
         self._me = psutil.Process()
         self._seen: dict[int, psutil.Process] = {}
+        self._programs: dict[int, str] = {}  # their files' names, by process id
 
     def look(self) -> None:
         """Remember the descendants of this moment."""
         for process in self._me.children(recursive=True):
-            self._seen.setdefault(process.pid, process)
+            if self._seen.get(process.pid) != process:
+                self._seen[process.pid] = process
+                self._programs[process.pid] = _program(process)
+
+    def has_lost(self, program: str) -> bool:
+        """Whether one that runs this program was seen, and none of them runs any more."""
+        found = [each for each in self._seen.values() if self._programs[each.pid] == program]
+        return bool(found) and not any(_runs(process) for process in found)
 
     def wait_or_kill(self, grace_s: float) -> list[int]:
         """Give what was seen `grace_s` seconds to end, then kill it. Returns the ids that had to be
@@ -47,3 +57,17 @@ class Family:
                 continue
         psutil.wait_procs(processes, timeout=2)
         return killed
+
+
+def _program(process: psutil.Process) -> str:
+    try:
+        return Path(process.cmdline()[0]).name
+    except (psutil.Error, IndexError):
+        return ""  # it has ended already
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..runtime.errors import ConfigurationError
+from ..runtime.errors import ConfigurationError, EngineError
+from . import prestart
 from .config import RAY_ENVIRONMENT
 from .processes import Family
 from .ray_lean import lean_ray
@@ -35,10 +36,18 @@ class LocalRay:
     name = "a Ray of its own"
     is_ours = True
 
-    def __init__(self, *, num_cpus: int, num_gpus: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        *,
+        num_cpus: int,
+        num_gpus: int,
+        environment: Mapping[str, str],
+        starts_worker: bool = False,
+    ) -> None:
         self.num_cpus = num_cpus
         self.num_gpus = num_gpus
         self._environment = {**RAY_ENVIRONMENT, **environment}
+        self._starts_worker = starts_worker  # at once, so that its process may prepare itself
         self._folder: Path | None = None
         self._family = Family()
 
@@ -63,6 +72,9 @@ class LocalRay:
             # A token of this run keeps other users of the machine out and leaves no file at home.
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         self._folder = private_folder()
+        if self._starts_worker:
+            os.environ.update(prestart.environment(self._folder))
+            prestart.leave_out()
 
     def start(self) -> None:
         """Start all of Ray's processes (about 4 s). Raises ConfigurationError with Ray's reason."""
@@ -96,8 +108,17 @@ class LocalRay:
         self._family.look()
 
     def watch(self) -> None:
-        """Take note of processes started since, so that `stop` can make sure of them."""
+        """Take note of processes started since, so that `stop` can make sure of them. Raises
+        EngineError when Ray itself is gone: it does not come back, and all others would go within
+        a minute, without a word.
+        """
         self._family.look()
+        for program in ("gcs_server", "raylet"):
+            if self._family.has_lost(program):
+                raise EngineError(
+                    f"Ray's process {program} has ended: killed, or out of memory? Nothing works "
+                    "without it; start again"
+                )
 
     def stop(self, *, keep_logs: bool = False) -> None:
         """End every process and remove the folder; call it on the thread that called `start`."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..runtime.collector import paused
 from ..runtime.errors import ConfigurationError, PolypathError
 from . import listen
 from .exposure import exposure_notes
@@ -114,9 +115,10 @@ class Session:
             interrupts.wait_for(started)
             interrupts.renew()
             self._call(interrupts, self._ray.claim)
-        from .deploy import Deployment  # imports Serve and FastAPI while Ray starts
+        with paused():
+            from .deploy import Deployment  # imports Serve and FastAPI while Ray starts
 
-        interrupts.wait_for(started)
+            interrupts.wait_for(started)
         interrupts.renew()
         self._ray.watch()
         self._view.stage("serve", "")
@@ -174,8 +176,21 @@ class Session:
         while True:
             interrupts.sleep(WATCH_S)
             self._ray.watch()
-            for sentence in life.changes(self._call(interrupts, self._deployment.pools)):
+            for sentence in life.changes(self._pools(interrupts, self._deployment)):
                 self._view.note(sentence)
+
+    def _pools(self, interrupts: Interrupts, deployment: Deployment) -> list[PoolStart]:
+        """The workers' records; a Ray that has ended while it is asked is found out."""
+        self._busy = asked = self._thread.submit(deployment.pools)
+        looked_s = time.monotonic()
+        while not asked.done():
+            interrupts.sleep(0.02)
+            if time.monotonic() - looked_s > WATCH_S:
+                self._ray.watch()
+                looked_s = time.monotonic()
+        if asked.exception() is not None:
+            self._ray.watch()
+        return asked.result()
 
     def _call(self, interrupts: Interrupts, function: Callable[[], T]) -> T:
         """Call into Ray on its thread, with signals heard meanwhile."""
@@ -223,7 +238,12 @@ def _choose_ray(request: ServeRequest, view: ServeView) -> tuple[LocalRay | Name
     for planned in checked.planned:
         view.plan(planned, is_described=fleet.is_described)
         environment |= planned.plan.environment
-    ray = LocalRay(num_cpus=checked.num_cpus, num_gpus=checked.num_gpus, environment=environment)
+    ray = LocalRay(
+        num_cpus=checked.num_cpus,
+        num_gpus=checked.num_gpus,
+        environment=environment,
+        starts_worker=any(pool.num_workers for _, pool in checked.fleet.pools()),
+    )
     return ray, checked.fleet
 
 

@@ -99,6 +99,17 @@ def test_a_signal_during_the_start_leaves_no_process(tiny_model: Path, after_s: 
 
 
 @pytest.mark.slow
+def test_a_server_whose_ray_is_gone_says_so_and_ends(tiny_model: Path) -> None:
+    with serving([str(tiny_model), "--port", "0"]) as server:
+        (head,) = [each for each in server.look() if each.name() == "gcs_server"]
+        head.kill()
+        assert server.process.wait(20) == 1
+        server.join()
+        assert "error: Ray's process gcs_server has ended" in server.output
+        assert "Traceback" not in server.output and server.left_over() == []
+
+
+@pytest.mark.slow
 def test_a_killed_server_takes_its_processes_with_it(tiny_model: Path) -> None:
     with serving([str(tiny_model), "--port", "0"]) as server:
         server.stop(signal.SIGKILL)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import psutil
 
@@ -29,6 +31,23 @@ def test_a_grandchild_whose_parent_is_gone_is_still_ended() -> None:
         assert psutil.pid_exists(grandchild)
         assert grandchild in family.wait_or_kill(grace_s=0.1)
     assert not psutil.pid_exists(grandchild)
+
+
+def test_a_program_that_has_ended_is_missed_once_it_was_seen(tmp_path: Path) -> None:
+    program = tmp_path / "gcs_server"
+    program.symlink_to("/bin/sleep")
+    family = Family()
+    family.look()
+    assert not family.has_lost("gcs_server"), "it never ran"
+    with subprocess.Popen([program, "60"]) as first, subprocess.Popen([program, "60"]) as second:
+        family.look()
+        first.kill()
+        first.wait()
+        assert not family.has_lost("gcs_server")
+        second.kill()  # not waited for: a zombie runs no more
+        while psutil.Process(second.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert family.has_lost("gcs_server") and not family.has_lost("raylet")
 
 
 def test_what_ends_by_itself_is_not_killed() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -17,6 +18,10 @@ from polypath.deployments.serve_preparation import ServeRequest
 from polypath.deployments.serve_view import ServeView
 from polypath.deployments.serving import Session
 from polypath.runtime.config import EngineConfig
+from polypath.runtime.errors import EngineError
+
+if TYPE_CHECKING:
+    from polypath.deployments.deploy import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Serve's, on import
 
@@ -80,3 +85,21 @@ def test_it_is_shown_even_when_ray_hangs_and_the_process_just_leaves(
     session(ray).run("127.0.0.1", 1)
     assert left == [1]
     assert "in the middle of a start" in capsys.readouterr().err
+
+
+def test_a_ray_that_has_ended_is_found_out_while_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers after a minute, by ending this process too."""
+    monkeypatch.setattr(serving, "WATCH_S", 0.05)
+    ray, is_over = BrokenRay(tmp_path / "log", hangs=False), threading.Event()
+
+    def watch() -> None:
+        raise EngineError("Ray's process gcs_server has ended")
+
+    monkeypatch.setattr(ray, "watch", watch)
+    silent = cast("Deployment", SimpleNamespace(pools=lambda: is_over.wait(20)))
+    interrupts = serving.Interrupts(on_second=lambda: None)
+    with pytest.raises(EngineError, match="gcs_server has ended"):
+        session(ray)._pools(interrupts, silent)
+    is_over.set()
