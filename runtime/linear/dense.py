@@ -75,5 +75,10 @@ class DenseMethod:
 
 
 def build(context: BuildContext) -> DenseMethod:
-    """The method that stores weights in the plan's dtype on its device."""
+    """The method that stores weights in the plan's dtype on its device. Parts of a card's product
+    are added in float32: in float16, as torch allows by default, their sum may be infinite.
+    """
+    if context.device.type == "cuda":
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     return DenseMethod(context.dtype, context.device)
