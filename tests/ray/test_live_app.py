@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -16,6 +18,7 @@ from polypath.tests.ray.running_server import RunningServer
 
 pytestmark = pytest.mark.ray
 
+FOLDER = r"--temp[-_]dir=(\S+)/ray\b"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -131,3 +134,12 @@ def test_nothing_runs_that_nothing_of_ours_talks_to(server: RunningServer) -> No
     commands = [" ".join(process.cmdline()) for process in server.look()]
     unwanted = ("monitor.py", "dashboard.py")
     assert not [c for c in commands if any(name in c for name in unwanted)]
+
+
+def test_a_process_that_ray_started_ahead_imported_torch_and_became_a_worker(
+    server: RunningServer,
+) -> None:
+    commands = {process.pid: " ".join(process.cmdline()) for process in server.look()}
+    (folder,) = {found[0] for c in commands.values() if (found := re.findall(FOLDER, c))}
+    pid = int((Path(folder) / "worker").read_text())
+    assert "ServeReplica:polypath:worker" in commands.get(pid, "ServeReplica:polypath:worker")
