@@ -1,10 +1,9 @@
 """Weight matrices in native layouts, quantized or not, and the linear layer over them.
 
 Shapes: R rows of activations, N outputs, K inputs. The layout stands in linear.h: blocks of 8
-interleaved output rows and
-32 inputs, half-precision scales. Activations are rounded to 8 bits per row and group of 32;
-products of a group are summed
-exactly in integers.
+interleaved output rows and 32 inputs, with scales in half precision, and offsets where these do
+not follow from the scales. Activations are rounded to 8 bits per row and group of 32; products of
+a group are summed exactly in integers.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import torch
 
 from .library import Library
 
-INT4, INT8 = 4, 8
+INT4, INT4_SYMMETRIC, INT8 = 4, 5, 8
+INTEGERS = (INT4, INT4_SYMMETRIC, INT8)
 FLOATS = {torch.bfloat16: 16, torch.float16: 17, torch.float32: 32}
 """Storage of float weights, which are multiplied without rounding activations."""
 FLOAT_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 """What pack.cpp calls float weights that it rounds to integers."""
 STORED_TYPES = {
-    "Q4_0": (2, INT4),
+    "Q4_0": (2, INT4_SYMMETRIC),
     "Q4_1": (3, INT4),
     "Q5_0": (6, INT8),
     "Q5_1": (7, INT8),
@@ -67,9 +67,11 @@ class PackedMatrix:
 
     def put_stored(self, stored: StoredBlocks, first_row: int) -> None:
         """Interleave a GGUF tensor as rows first_row..: as it is where this matrix has the storage
-        of its type, else rounded to it.
+        of its type, else rounded to it. INT4_SYMMETRIC takes Q4_0 only.
         """
-        assert self.storage in (INT4, INT8), "blocks become integers"
+        assert self.storage in INTEGERS, "blocks become integers"
+        is_symmetric = STORED_TYPES[stored.type][1] == INT4_SYMMETRIC
+        assert is_symmetric or self.storage != INT4_SYMMETRIC, "weights have offsets"
         order = None if stored.row_order is None else stored.row_order.ctypes.data
         self._put(
             stored.data.ctypes.data, STORED_TYPES[stored.type][0], stored.shape, order, first_row
@@ -79,6 +81,7 @@ class PackedMatrix:
         """Store a float matrix as rows first_row..: int4 rounds to the step and offset of least
         squared error that a search finds, int8 symmetrically, float storages to their type.
         """
+        assert self.storage != INT4_SYMMETRIC, "rounding to 4 bits finds offsets"
         if self.storage in (INT4, INT8):
             number = FLOAT_NUMBERS.get(weights.dtype)
             weights = (weights if number is not None else weights.float()).contiguous()

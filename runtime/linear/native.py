@@ -135,7 +135,8 @@ class NativeMethod:
 
     def _storage_of(self, weight: Stored, round_to: int | None) -> int:
         if isinstance(weight, StoredBlocks):
-            return min(STORED_TYPES[weight.type][1], round_to or INT8)
+            own = STORED_TYPES[weight.type][1]
+            return round_to or INT8 if own == INT8 else own
         return round_to or FLOATS.get(weight.dtype, FLOATS[torch.float32])
 
     def _matrix(

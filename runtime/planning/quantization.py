@@ -37,7 +37,7 @@ STORED_BITS = {
 """Bits of a weight in each type that checkpoints may have, without its share of the scales."""
 
 NATIVE_BYTES = {
-    "Q4_0": (20, 18),
+    "Q4_0": (18, 18),
     "Q4_1": (20, 20),
     "Q5_0": (34, 22),
     "Q5_1": (34, 24),

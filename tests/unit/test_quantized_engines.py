@@ -23,7 +23,7 @@ native = pytest.mark.skipif(
 torch_int8 = pytest.mark.skipif(
     "avx2" not in load_hardware("this").cpu.isa, reason="FBGEMM needs AVX2"
 )
-MODELS = ("bfloat16", "float16", "F16", "Q8_0", "Q5_1", "Q4_K_M", "Q5_K", "Q6_K")
+MODELS = ("bfloat16", "float16", "F16", "Q8_0", "Q4_0", "Q5_1", "Q4_K_M", "Q5_K", "Q6_K")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,7 @@ def errors(engine: Engine, folder: Path) -> dict[str, float]:
         ("F16", {"quantization": "int8"}, "int8", 0.006, 0.006),
         ("Q8_0", {"quantization": "int4"}, "int4_group", 0.075, 0.006),
         ("float32", {"linear_method": "int4_group"}, "int4_group", 0.075, 0.006),
+        ("Q4_0", {}, "int4_group", 0.1, 0.1),
         ("Q5_1", {}, "int8", 0.05, 0.05),
         ("Q4_K_M", {}, "int4_group", 0.09, 0.09),
         ("Q4_K_M", {"quantization": "int4"}, "int4_group", 0.1, 0.09),
@@ -109,6 +110,18 @@ def test_a_mixed_file_keeps_each_type_in_the_storage_that_holds_it(models) -> No
 
 
 @native
+@pytest.mark.parametrize("quantization", ["auto", "int4", "int8"])
+def test_q4_0_is_kept_in_no_more_bytes_than_its_file_has(models, quantization) -> None:
+    engine = build_engine(models["Q4_0"], pages=4, max_model_len=32, quantization=quantization)
+    plain = build_yardstick(models["Q4_0"], pages=4, max_model_len=32)
+    for name, layer in matrices(engine).items():
+        wanted = matrices(plain)[name].dequantized()
+        assert torch.equal(layer.dequantized(), wanted), name
+        rows, inputs = wanted.shape
+        assert layer.num_bytes == -(-rows // 8) * 8 * inputs // 32 * 18, name
+
+
+@native
 def test_floats_in_a_quantized_file_are_not_rounded(models, tmp_path) -> None:
     path = tmp_path / "mixed.gguf"
     tiny_models.to_gguf(
@@ -121,8 +134,8 @@ def test_floats_in_a_quantized_file_are_not_rounded(models, tmp_path) -> None:
 
 
 @native
-@pytest.mark.parametrize("model", ["Q4_K_M", "Q6_K"])
-def test_answers_of_k_types_are_those_of_the_dequantized_file(models, model) -> None:
+@pytest.mark.parametrize("model", ["Q4_0", "Q4_K_M", "Q6_K"])
+def test_answers_of_quantized_files_are_those_of_the_dequantized_file(models, model) -> None:
     requests = [request(str(i), range(7 * i, 7 * i + 20), max_tokens=1, logprobs=3) for i in (1, 2)]
     ours = run(build_engine(models[model], pages=16, max_model_len=64), requests)
     plain = run(build_yardstick(models[model], pages=16, max_model_len=64), requests)

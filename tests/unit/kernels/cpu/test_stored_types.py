@@ -11,7 +11,14 @@ import torch
 from gguf import quants
 
 from polypath.kernels.cpu.library import Library
-from polypath.kernels.cpu.packed import INT4, INT8, STORED_TYPES, PackedMatrix, StoredBlocks
+from polypath.kernels.cpu.packed import (
+    INT4,
+    INT4_SYMMETRIC,
+    INT8,
+    STORED_TYPES,
+    PackedMatrix,
+    StoredBlocks,
+)
 from polypath.runtime.checkpoint.gguf_file import BLOCKS, TYPE_NAMES
 from polypath.runtime.planning.quantization import NATIVE_BYTES, STORED_BITS
 from polypath.tests import k_quantizers
@@ -102,7 +109,7 @@ def test_blocks_without_scale_are_zero(library: Library) -> None:
 def test_any_type_can_be_rounded_to_4_bits(library: Library, kind: str) -> None:
     weights = np.random.default_rng(2).standard_normal((24, 256)).astype(np.float32)
     raw = make(kind, weights)
-    bound = BOUNDS[kind] if STORED_TYPES[kind][1] == INT4 else 0.08
+    bound = 0.08 if STORED_TYPES[kind][1] == INT8 else BOUNDS[kind]
     assert error(put(library, raw, kind, INT4), floats(raw, kind)) <= bound
 
 
@@ -117,6 +124,6 @@ def test_tables_of_types_agree() -> None:
         ours, theirs = NATIVE_BYTES[kind]
         weights, size = BLOCKS[kind]
         assert TYPE_NAMES[number] == kind and theirs == size
-        assert ours == weights // 32 * {INT4: 20, INT8: 34}[storage]
+        assert ours == weights // 32 * {INT4: 20, INT4_SYMMETRIC: 18, INT8: 34}[storage]
         assert (STORED_BITS[kind] > 4) == (storage == INT8)
     assert set(STORED_TYPES) == set(NATIVE_BYTES) == set(BOUNDS)
