@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import ssl
 import stat
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import openai
 import psutil
@@ -115,8 +118,7 @@ def test_every_listening_socket_is_documented(secure: SecureServer) -> None:
                 address = connection.laddr[0].removeprefix("::ffff:")
                 where = "loopback" if address in ("127.0.0.1", "::1") else "all"
                 found.add((process_name(process), where))
-    # Another Ray on this machine may hold the two fixed ports.
-    assert documented() - {("monitor.py or dashboard.py", "loopback")} <= found <= documented()
+    assert found == documented()
 
 
 def process_name(process: psutil.Process) -> str:
@@ -153,6 +155,79 @@ def test_rays_http_asks_for_the_token(secure: SecureServer) -> None:
             assert answer.status_code in (401, 403, 404, 405) or "# HELP" in answer.text[:200]
             assert not answer.is_success or "# HELP" in answer.text[:200]
     assert asked >= 2
+
+
+def test_no_port_obeys_who_has_no_token(secure: SecureServer) -> None:
+    """Whatever listens, of us or of Ray: gRPC refuses, with a wrong token too, the gateway wants
+    its key, and what is left is text to read.
+    """
+    kinds: Counter[str] = Counter()
+    for process in [psutil.Process(secure.running.process.pid), *secure.running.look()]:
+        for port in ports_of(process):
+            kinds[knock(process, port)] += 1
+    assert kinds["a key is asked for"] == 1 and kinds["a token is asked for"] > 8, kinds
+
+
+def ports_of(process: psutil.Process) -> set[int]:
+    """Empty for one that has ended: Ray's idle processes come and go."""
+    try:
+        found = process.net_connections(kind="tcp")
+    except psutil.Error:
+        return set()
+    return {each.laddr[1] for each in found if each.status == psutil.CONN_LISTEN}
+
+
+def knock(process: psutil.Process, port: int) -> str:
+    """What a stranger gets there; again for a while where it is nothing to be content with, since a
+    process may just have begun.
+    """
+    deadline = time.monotonic() + 10
+    while not (kind := what_a_stranger_gets(port)):
+        if port not in ports_of(process):
+            return "gone"
+        assert time.monotonic() < deadline, (process_name(process), process.cmdline(), port)
+        time.sleep(0.5)
+    return kind
+
+
+CALLS = (  # of each of Ray's services one, empty
+    "/ray.rpc.CoreWorkerService/GetObjectStatus",
+    "/ray.rpc.NodeManagerService/GetNodeStats",
+    "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+    "/ray.rpc.ObjectManagerService/Push",
+    "/ray.rpc.ReporterService/HealthCheck",
+    "/ray.serve.ASGIService/HandleRequest",
+)
+
+
+def what_a_stranger_gets(port: int) -> str:
+    """One of three answers; empty when it is none of them."""
+    codes = {grpc_code(port, call, token) for call in CALLS for token in (None, "0" * 64)}
+    assert "OK" not in codes, (port, codes)
+    if "UNAUTHENTICATED" in codes:
+        return "a token is asked for"
+    for scheme in ("https", "http"):
+        try:
+            url = f"{scheme}://127.0.0.1:{port}/"
+            answer = httpx.get(url, verify=False, trust_env=False, timeout=3)
+        except httpx.HTTPError:
+            continue
+        if answer.status_code == 401:
+            is_ours = "You didn't provide an API key" in answer.text
+            return "a key is asked for" if is_ours else "a token is asked for"
+        metrics = httpx.get(f"{url}metrics", verify=False, trust_env=False, timeout=3)
+        return "text to read" if "# HELP" in metrics.text else ""
+    return ""
+
+
+def grpc_code(port: int, call: str, token: str | None) -> str:
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            channel.unary_unary(call)(b"", timeout=3, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code().name  # pyright: ignore[reportAttributeAccessIssue]
+    return "OK"
 
 
 def test_nobody_else_may_enter_rays_folder(secure: SecureServer) -> None:
