@@ -7,13 +7,14 @@ imports torch on the second. Wherever Ray does not obey, all is as without it, a
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from ..runtime.collector import paused
 
 FOLDER = "POLYPATH_PRESTART"  # the variable with the folder of marks; without it nothing is done
 UNWANTED = "pandas"  # Serve imports it wherever it is installed: 0.5 s, in each process
@@ -65,14 +66,15 @@ def _import_worker(begun: Path) -> bool:
     return False
 
 
-def _begin(folder: Path) -> None:
+def _begin(folder: Path, pause: ExitStack) -> None:
     began = time.monotonic()
-    import_ahead(folder)
-    time.sleep(max(0.0, began + PAUSE_S - time.monotonic()))
-    gc.enable()
+    with pause:
+        import_ahead(folder)
+        time.sleep(max(0.0, began + PAUSE_S - time.monotonic()))
 
 
 if found := os.environ.get(FOLDER):
     leave_out()
-    gc.disable()  # it takes 0.3 s of 3, looking for garbage among modules
-    threading.Thread(target=_begin, args=(Path(found),), daemon=True).start()
+    pause = ExitStack()
+    pause.enter_context(paused())  # the collector takes 0.3 s of 3, looking for garbage in modules
+    threading.Thread(target=_begin, args=(Path(found), pause), daemon=True).start()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -33,6 +35,19 @@ def test_who_had_stopped_it_finds_it_stopped() -> None:
     with paused():
         pass
     assert not gc.isenabled()
+
+
+def test_a_pause_that_ends_leaves_another_threads_pause_alone() -> None:
+    """A process's own pause ended 8 s after its start, amid a capture that needed one."""
+    gc.enable()
+    first = ExitStack()
+    first.enter_context(paused())
+    with paused():
+        thread = threading.Thread(target=first.close)
+        thread.start()
+        thread.join()
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_an_engine_is_made_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
