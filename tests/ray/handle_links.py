@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,9 @@ async def check_links(handle: DeploymentHandle, logs: Path | None) -> None:
     from polypath.actors.handle_link import HandleLink
     from polypath.deployments.replicas import BOARD, Replica
 
-    offers = await handle.broadcast("offer").results_async()
     found: list[tuple[Replica, ...]] = []
     BOARD.watch(str(handle.deployment_id), found.append)
+    offers = await first_offers(handle)
     replicas = {replica.id: replica.metadata for replica in found[-1]}
     assert {offer["replica"] for offer in offers} == set(replicas)
     links = {name: HandleLink(handle, name) for name in replicas}
@@ -50,6 +51,17 @@ async def check_links(handle: DeploymentHandle, logs: Path | None) -> None:
         for path in logs.rglob("*"):
             assert not path.is_file() or key not in path.read_bytes(), f"a road's key is in {path}"
         print("secret", name, flush=True)
+
+
+async def first_offers(handle: DeploymentHandle) -> list[dict[str, object]]:
+    """A router starts at the first call, and looks its replicas up on a thread of its own."""
+    from ray.serve.exceptions import DeploymentUnavailableError
+
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(DeploymentUnavailableError):
+                return await handle.broadcast("offer").results_async()
+            await asyncio.sleep(0.1)
 
 
 def main(model: str) -> int:
