@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
@@ -24,6 +25,20 @@ def test_a_failed_start_leaves_ray_as_it_was() -> None:
     with pytest.raises(RuntimeError), lean_ray():
         raise RuntimeError("no room")
     assert parameter.RayParams is usual
+
+
+@pytest.mark.parametrize("lacks", ["module", "class"])
+def test_a_ray_that_moved_them_starts_as_ever_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lacks: str
+) -> None:
+    """A moved module ended the start."""
+    if lacks == "module":
+        monkeypatch.setitem(sys.modules, "ray._private.parameter", None)
+    else:
+        monkeypatch.delattr(parameter, "RayParams")
+    with lean_ray() as port:
+        assert port > 0
+    assert "no_monitor" in caplog.text
 
 
 def test_a_ray_without_the_switches_starts_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
