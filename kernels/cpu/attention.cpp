@@ -111,6 +111,61 @@ inline __attribute__((always_inline)) void transpose(const Stored* const* in, in
 #endif
 }
 
+// Sixteen numbers of each of eight keys as columns, in their order.
+template <typename Stored>
+inline __attribute__((always_inline)) void turn(const Stored* const* key, int at, Lanes* columns) {
+  transpose(key, at, columns);
+  transpose(key, at + kLanes, columns + kLanes);
+}
+
+// Sixteen numbers of a value in two vectors; and sums of such vectors, to and from their own order.
+template <typename Stored>
+inline __attribute__((always_inline)) void load_two(const Stored* at, Lanes* v) {
+  v[0] = load(at);
+  v[1] = load(at + kLanes);
+}
+template <typename Stored>
+inline __attribute__((always_inline)) void split(const Stored*, Lanes*) {}
+template <typename Stored>
+inline __attribute__((always_inline)) void join(const Stored*, Lanes*) {}
+
+#if defined(__AVX2__)
+
+// Of bfloats, two are one word until they are parted: half the shuffles, and none to widen them. Values stay parted, even
+// numbers and odd ones.
+inline __m256 lower(__m256 pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16)); }
+inline __m256 upper(__m256 pairs) {
+  return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+inline __attribute__((always_inline)) void turn(const Bfloat* const* key, int at, Lanes* columns) {
+  const float* words[kLanes];
+  for (int j = 0; j < kLanes; ++j) words[j] = reinterpret_cast<const float*>(key[j] + at);
+  Lanes pairs[kLanes];
+  transpose(words, 0, pairs);
+#pragma GCC unroll 8
+  for (int i = 0; i < kLanes; ++i) columns[2 * i] = lower(pairs[i]), columns[2 * i + 1] = upper(pairs[i]);
+}
+
+inline __attribute__((always_inline)) void load_two(const Bfloat* at, Lanes* v) {
+  const __m256 pairs = _mm256_loadu_ps(reinterpret_cast<const float*>(at));
+  v[0] = lower(pairs);
+  v[1] = upper(pairs);
+}
+inline __attribute__((always_inline)) void split(const Bfloat*, Lanes* v) {
+  const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(v[0], v[1], 0x88)),
+                odd = _mm256_castps_pd(_mm256_shuffle_ps(v[0], v[1], 0xdd));
+  v[0] = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
+  v[1] = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
+}
+inline __attribute__((always_inline)) void join(const Bfloat*, Lanes* v) {
+  const __m256 low = _mm256_unpacklo_ps(v[0], v[1]), high = _mm256_unpackhi_ps(v[0], v[1]);
+  v[0] = _mm256_permute2f128_ps(low, high, 0x20);
+  v[1] = _mm256_permute2f128_ps(low, high, 0x31);
+}
+
+#endif
+
 // Where the keys of one tile lie in the pool; their values lie `to_values` bytes behind them.
 struct Places {
   const char* keys[kKeyTile];
@@ -209,10 +264,10 @@ void load_keys(const Places& places, int n, float* keys) {
       key[j] = k0 + j < places.count ? reinterpret_cast<const Stored*>(places.keys[k0 + j]) : zeros;
     }
     int i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      Lanes columns[kLanes];
-      transpose(key, i, columns);
-      for (int d = 0; d < kLanes; ++d) save(keys + (i + d) * kKeyTile + k0, columns[d]);
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+      Lanes columns[2 * kLanes];
+      turn(key, i, columns);
+      for (int d = 0; d < 2 * kLanes; ++d) save(keys + (i + d) * kKeyTile + k0, columns[d]);
     }
     for (; i < n; ++i) {
       for (int j = 0; j < kLanes; ++j) keys[i * kKeyTile + k0 + j] = widen(key[j][i]);
@@ -391,25 +446,26 @@ __attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, in
   const int stride = dim ? dim : stride_of(c), n = dim ? dim : c.pool->head_dim;
   const int64_t to_value = to_values(*c.pool) + shift;
   static const Stored zeros[kMaxDim] = {};
-  alignas(64) float scores[rows * kKeyTile];
-  for (int k0 = 0; k0 < kKeyTile; k0 += kLanes) {
-    const Stored* key[kLanes];
-    for (int j = 0; j < kLanes; ++j) {
-      key[j] = k0 + j < here.count ? reinterpret_cast<const Stored*>(here.keys[k0 + j] + shift) : zeros;
-    }
-    Lanes sums[rows] = {};
-    for (int i = 0; i < n; i += kLanes) {
+  alignas(64) float scores[rows * kKeyTile] = {};
+  const Stored* key[kKeyTile];
+  for (int k = 0; k < kKeyTile; ++k) {
+    key[k] = k < here.count ? reinterpret_cast<const Stored*>(here.keys[k] + shift) : zeros;
+  }
+  for (int i = 0; i < n; i += 2 * kLanes) {  // keys within: their sums do not wait for each other
+    for (int k = 0; k < here.count; k += kLanes) {
       ahead.ask();
-      Lanes columns[kLanes];
-      transpose(key, i, columns);
-#pragma GCC unroll 8
-      for (int d = 0; d < kLanes; ++d) {
+      Lanes columns[2 * kLanes], sums[rows];
+      turn(key + k, i, columns);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) sums[r] = load(scores + r * kKeyTile + k);
+#pragma GCC unroll 16
+      for (int d = 0; d < 2 * kLanes; ++d) {
 #pragma GCC unroll 4
         for (int r = 0; r < rows; ++r) sums[r] = multiply_add(columns[d], spread(q[r * stride + i + d]), sums[r]);
       }
-    }
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) save(scores + r * kKeyTile + k0, sums[r]);
+      for (int r = 0; r < rows; ++r) save(scores + r * kKeyTile + k, sums[r]);
+    }
   }
   float keep[rows];
   weigh<rows>(c, p, first, here.count, 0, scores, part, keep);
@@ -419,20 +475,22 @@ __attribute__((noinline)) void attend_in_place(const Call& c, const Piece& p, in
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) sums[r][h] = load(part.acc + r * stride + i + h * kLanes) * keep[r];
+      split(static_cast<const Stored*>(nullptr), sums[r]);
     }
     for (int k = 0; k < here.count; ++k) {
       if (k % kLanes == 0) ahead.ask();
-      const auto* value = reinterpret_cast<const Stored*>(here.keys[k] + to_value) + i;
-      const Lanes v0 = load(value), v1 = load(value + kLanes);
+      Lanes v[2];
+      load_two(reinterpret_cast<const Stored*>(here.keys[k] + to_value) + i, v);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
         const Lanes weight = spread(scores[r * kKeyTile + k]);
-        sums[r][0] = multiply_add(v0, weight, sums[r][0]);
-        sums[r][1] = multiply_add(v1, weight, sums[r][1]);
+        sums[r][0] = multiply_add(v[0], weight, sums[r][0]);
+        sums[r][1] = multiply_add(v[1], weight, sums[r][1]);
       }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
+      join(static_cast<const Stored*>(nullptr), sums[r]);
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) save(part.acc + r * stride + i + h * kLanes, sums[r][h]);
     }
@@ -523,7 +581,7 @@ void decode_range(const Call& c, const Piece& p, float* slots, const Piece* afte
   Places places[2];
   find_tile(c, p, begin, end, &places[0]);
   if (p.is_first) read_through(c, p, places[0]);
-  const int n = c.pool->head_dim, points = p.kv_heads * (kKeyTile / kLanes) * (n / kLanes + n / (2 * kLanes));
+  const int points = p.kv_heads * (kKeyTile / kLanes) * (c.pool->head_dim / kLanes);
   Ahead ahead;
   int now = 0;
   for (int k0 = begin; k0 < end; k0 += kKeyTile, now = 1 - now) {
