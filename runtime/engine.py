@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
+from .torch_import import torch  # isort: skip
 from .collector import paused
 from .counters import Counters
 from .device_health import why_lost

@@ -16,7 +16,6 @@ from ..kernels.rms_norm import rms_norm
 from ..kernels.rotary import cos_sin, rotate
 from ..kernels.silu_mul import silu_mul
 from .allocator import give_back
-from .config import ModelConfig
 from .errors import EngineError
 from .forward_batch import ForwardBatch
 from .kv.pages import Pages
@@ -38,7 +37,6 @@ TWO_NUMBERS = 5e-3
 
 PROMPT_TOKENS = 16
 DECODES = 4
-HEAD_ROWS = 4096
 
 
 class SelfCheckError(EngineError):
@@ -116,25 +114,32 @@ def plain_forward(model: Decoder, token_ids: list[int]) -> torch.Tensor:
     windows = config.layer_windows or (None,) * config.num_layers
     for layer, window in zip(weights.layers, windows, strict=True):
         normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
-        x = x + _apply(layer.o, _plain_attention(model, layer, normed, rope, positions, window))
+        attended = _plain_attention(model, layer, normed, rope, positions, window)
+        x = x + _apply(layer.o, attended, config.hidden_size)
         normed = rms_norm(x, layer.post_norm, config.rms_norm_eps)
-        x = x + _apply(layer.down, silu_mul(_apply(layer.gate_up, normed)))
-    return _head(weights.lm_head, rms_norm(x, weights.final_norm, config.rms_norm_eps), config)
+        gate_up = _apply(layer.gate_up, normed, 2 * config.intermediate_size)
+        x = x + _apply(layer.down, silu_mul(gate_up), config.hidden_size)
+    x = rms_norm(x, weights.final_norm, config.rms_norm_eps)
+    return _apply(weights.lm_head, x, config.vocab_size, torch.float32)
 
 
-def _head(layer: Linear, x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Logits float32. Some rows at a time: the largest matrix of a small model, in new memory,
-    takes as long to touch as to compute. Their place is taken first: parts that outlive the copies
-    of weights would lie in the gaps that the next copies need.
+def _apply(
+    layer: Linear, x: torch.Tensor, num_outputs: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """x W^T + bias [T, num_outputs], by pieces of the dequantized matrix that do not go to memory
+    and back. The outputs' place is taken first: parts that outlive the copies of weights would lie
+    in the gaps that the next copies need.
     """
-    logits = torch.empty(x.shape[0], config.vocab_size, dtype=torch.float32, device=x.device)
-    for ids in torch.arange(config.vocab_size, device=x.device).split(HEAD_ROWS):
-        logits[:, ids[0] : ids[-1] + 1] = linear(x, layer.rows(ids).to(x.dtype))
-    return logits if layer.bias is None else logits + layer.bias
-
-
-def _apply(layer: Linear, x: torch.Tensor) -> torch.Tensor:
-    return linear(x, layer.dequantized().to(x.dtype), layer.bias)
+    y = torch.empty(x.shape[0], num_outputs, dtype=dtype or x.dtype, device=x.device)
+    bias = layer.bias
+    first = 0
+    for piece in layer.pieces():
+        last = first + piece.shape[0]
+        its_bias = None if bias is None else bias[first:last]
+        y[:, first:last] = linear(x, piece.to(x.dtype), its_bias)
+        first = last
+    assert first == num_outputs, "a layer has as many rows as the model's shapes say"
+    return y
 
 
 def _plain_attention(
@@ -147,7 +152,7 @@ def _plain_attention(
 ) -> torch.Tensor:
     config = model.config
     n, k = config.num_heads, config.num_kv_heads
-    heads = _apply(layer.qkv, x).view(x.shape[0], n + 2 * k, config.head_dim)
+    heads = _apply(layer.qkv, x, (n + 2 * k) * config.head_dim).view(x.shape[0], n + 2 * k, -1)
     q_TND, k_TKD, v_TKD = heads.split((n, k, k), dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
         q_TND = rms_norm(q_TND, layer.q_norm, config.rms_norm_eps)

@@ -7,6 +7,7 @@ it saw: then each operation after it starts from those.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -107,6 +108,10 @@ class TappedLinear:
     def dequantized(self) -> torch.Tensor:
         """The stored weights as a plain matrix."""
         return self._inner.dequantized()
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The same, cut where the layer cuts it."""
+        return self._inner.pieces()
 
     @property
     def bias(self) -> torch.Tensor | None:

@@ -22,6 +22,8 @@ from .pieces import PieceKind, piece_bytes, read_piece_kind
 if TYPE_CHECKING:
     import tokenizers
 
+MAX_ID = 1 << 32  # what `tokenizers` numbers tokens with
+
 
 class Tokenizer:
     """A tokenizer with what a server must know about it.
@@ -101,7 +103,7 @@ class Tokenizer:
         """The bytes of text that one token stands for; none for ids beyond the vocabulary."""
         known = self._bytes.get(token_id)
         if known is None:
-            token = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+            token = self._backend.id_to_token(token_id) if 0 <= token_id < MAX_ID else None
             known = self._bytes[token_id] = b"" if token is None else piece_bytes(self.kind, token)
         return known
 

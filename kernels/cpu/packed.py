@@ -8,7 +8,7 @@ a group are summed exactly in integers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ STORED_TYPES = {
 """GGUF type -> its number, and the native storage that holds it: Q4_0, Q4_1, Q5_0 and Q8_0 exactly,
 Q4_K but for scales rounded to half precision; Q5_1, Q5_K and Q6_K are rounded to 8 bits."""
 GROUP = 32
+PIECE_NUMBERS = 1 << 19  # of weights made float32 to be multiplied at once: 2 MiB
 FLOATS_AT_ONCE = 1 << 20  # widened copies of weights are made in pieces of so many
 
 
@@ -123,6 +124,11 @@ class PackedMatrix:
     def dequantized(self) -> torch.Tensor:
         """The whole matrix float32 [N, K]."""
         return self.rows(torch.arange(self.shape[0]))
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The same some rows at a time, float32, PIECE_NUMBERS or a little more each."""
+        for index in torch.arange(self.shape[0]).split(-(-PIECE_NUMBERS // self.shape[1])):
+            yield self.rows(index)
 
     def multiply(self, x_RK: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
         """x W^T + bias: float32 [R, K] -> [R, N]. The last axis of x must be contiguous."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..collector import paused
 from ..errors import ModelError
 from .dequantize import dequantize
 from .gguf_config import read_gguf_config
@@ -139,7 +140,8 @@ class GgufCheckpoint:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        return gguf_tokenizer(self.file, self.config.eos_ids, self.config.vocab_size)
+        with paused():
+            return gguf_tokenizer(self.file, self.config.eos_ids, self.config.vocab_size)
 
 
 def huggingface_name(stored: str) -> str:

@@ -176,7 +176,10 @@ def _derived_merges(
 
 def _vocab(tokens: list[str]) -> dict[str, int]:
     """Token to id; of two equal tokens the first keeps its name, so every id stays in range."""
-    vocab: dict[str, int] = {}
+    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(vocab) == len(tokens):
+        return vocab
+    vocab = {}
     for token_id, token in enumerate(tokens):
         name = token if token not in vocab else f"<duplicate {token_id}>"
         vocab[name] = token_id

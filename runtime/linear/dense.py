@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ..build_context import BuildContext
@@ -35,6 +37,10 @@ class DenseLinear:
     def dequantized(self) -> torch.Tensor:
         """The weight itself."""
         return self.weight
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The weight itself, in one."""
+        yield self.weight
 
     @property
     def num_bytes(self) -> int:

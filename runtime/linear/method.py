@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -25,6 +26,12 @@ class Linear(Protocol):
 
     def dequantized(self) -> torch.Tensor:
         """The stored weights as a plain matrix [out, in], which the yardstick multiplies by."""
+        ...
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The same matrix cut into [some rows, in], from the top, where it is made for the call:
+        pieces that stay in a cache.
+        """
         ...
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -43,6 +43,10 @@ class NativeLinear:
         """The whole matrix in float32."""
         return self.matrix.dequantized()
 
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """Rows in float32, 2 MiB at a time."""
+        return self.matrix.pieces()
+
     @property
     def num_bytes(self) -> int:
         """Bytes of blocks and bias."""
@@ -69,6 +73,11 @@ class StackedLinear:
     def dequantized(self) -> torch.Tensor:
         """The parts one above the other."""
         return torch.cat([part.dequantized() for part in self._parts])
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """Those of each part in turn."""
+        for part in self._parts:
+            yield from part.pieces()
 
     @property
     def bias(self) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ has announced that quantized tensors will go in some later release; this method 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import torch
 
@@ -33,6 +34,7 @@ CAPABILITY = Capability(
 STEPS = 63  # of 7 bits, on either side of zero
 ZERO = 64
 LEAST = 1e-30  # rows of smaller numbers count as zero
+PIECE_ROWS = 4096  # of a table, widened together
 FLOATS_AT_ONCE = 1 << 20  # weights that are widened together
 
 
@@ -76,6 +78,16 @@ class TorchInt8Linear:
         """The whole matrix in float32."""
         with large_blocks_apart():  # in one heap with them, torch's widened copies leave gaps
             return self._values() * self._scales_N1
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """Of a table some rows at a time; what is packed comes unpacked in one."""
+        if self._table_NK is None:
+            yield self.dequantized()
+        else:
+            for values, scales in zip(
+                self._table_NK.split(PIECE_ROWS), self._scales_N1.split(PIECE_ROWS), strict=True
+            ):
+                yield values * scales
 
     def _values(self) -> torch.Tensor:
         if self._table_NK is not None:

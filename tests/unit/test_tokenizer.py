@@ -52,6 +52,20 @@ def test_ids_of_a_folder_equal_transformers(tiny: Path) -> None:
             )
 
 
+@pytest.mark.parametrize("token_id", [-1, 49152, 2**32 - 1, 2**32, 2**64])
+def test_an_id_beyond_the_vocabulary_stands_for_no_bytes(smollm: Tokenizer, token_id: int) -> None:
+    assert smollm.token_bytes(token_id) == b""
+
+
+def test_bytes_of_a_token_do_not_read_the_vocabulary(
+    default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That took 0.07 s of the time to a first token."""
+    tokenizer = open_checkpoint(str(default_model_path)).tokenizer()
+    monkeypatch.setattr(Tokenizer, "vocab_size", property(lambda self: pytest.fail("it was read")))
+    assert tokenizer.token_bytes(2767) == b" dog"
+
+
 def test_known_facts_of_the_default_model(smollm: Tokenizer) -> None:
     assert smollm.encode(" dog" * 5) == [2767] * 5
     words = [smollm.token_text(i) for i in (0, 1, 2)]
