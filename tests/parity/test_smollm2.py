@@ -42,6 +42,7 @@ PROMPTS = (
     "Question: What is the largest planet?\nAnswer:",
     "import numpy as np\n\ndef mean(x):\n",
 )
+GENERATED = PROMPTS[::5]
 
 
 def _reference(checkpoint: Checkpoint) -> Any:  # a transformers model
@@ -123,9 +124,12 @@ def test_every_token_is_what_transformers_would_say_next_or_a_near_tie(
 def test_greedy_text_equals_what_transformers_generates_or_differs_at_a_near_tie(
     checkpoint: Checkpoint, model: Any, answers: dict[str, Answer]
 ) -> None:
+    """Of some prompts: what the test above saw of every token says the same, but for the path that
+    `generate` takes.
+    """
     tokenizer, equal = checkpoint.tokenizer(), 0
-    for text in PROMPTS:
+    for text in GENERATED:
         expected = reference_greedy(model, tokenizer.encode(text), NUM_NEW)
         equal += expected == answers[text].token_ids
         assert_same_greedy(expected, answers[text])
-    print(f"{equal} of {len(PROMPTS)} texts are equal")
+    print(f"{equal} of {len(GENERATED)} texts are equal")
