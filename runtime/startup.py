@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -190,10 +192,11 @@ def _build(
     plan, activations = _try_step(config, plan, model, context, memory)
     kv, pages = make_pool(checkpoint.config, plan)
     stages.done("kv_pool", f"{pages.num_usable} pages of {plan.page_size} tokens")
-    runners = make_runners(model, kv, plan, context)
-    for note in context.notes:
-        plan = plan.with_event("attention", note)
-    rung = capture_graphs(runners, plan)
+    with _meanwhile(kv.touch):
+        runners = make_runners(model, kv, plan, context)
+        for note in context.notes:
+            plan = plan.with_event("attention", note)
+        rung = capture_graphs(runners, plan)
     runner, plan = ModelRunner(rung.runners), rung.plan
     if plan.capture_sizes:
         stages.done("graphs", plan.path_name(ForwardMode.DECODE))
@@ -209,6 +212,17 @@ def _build(
         pages=pages,
         runner=runner,
     )
+
+
+@contextmanager
+def _meanwhile(call: Callable[[], None]) -> Iterator[None]:
+    """`call` runs on a thread of its own, and has ended when the body has."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _load(

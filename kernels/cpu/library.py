@@ -5,6 +5,7 @@ same sources.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -94,21 +95,24 @@ class Library:
         self.long = _bind(ctypes.CDLL(str(path)))
         self.memory = HostMemory()  # of matrices for its kernels
         self._recording: Functions | None = None
+        self._recorder = 0  # the thread that captures
 
     def functions(self, rows: int) -> Functions:
         """The binding that fits a batch of `rows` rows; while a graph is captured, one that notes
-        each call instead of making it.
+        each call of the thread that captures instead of making it.
         """
-        if self._recording is not None:
-            return self._recording
+        recording = self._recording
+        if recording is not None and self._recorder == threading.get_ident():
+            return recording
         return self.quick if rows <= QUICK_ROWS else self.long
 
     @contextmanager
     def recording(self, note: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
-        """Within it `note(name, arguments)` takes every call of `functions`, which then does
-        nothing.
+        """Within it `note(name, arguments)` takes every call of `functions` that this thread
+        makes, which then does nothing. Other threads compute meanwhile: another engine may.
         """
         assert self._recording is None, "one capture at a time"
+        self._recorder = threading.get_ident()
         self._recording = {name: _Noting(name, note) for name in ROWS_ARGUMENT}
         try:
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -28,6 +29,20 @@ def test_noting_computes_nothing_and_running_does(library: Library) -> None:
     out.fill_(7.0)
     program.run(0, len(program), 4)
     assert torch.equal(out, ops.rms_norm(library, x, weight, 1e-5))
+
+
+def test_another_thread_computes_while_this_one_notes(library: Library) -> None:
+    """A second engine of the process may be at work while the first one's graphs are captured."""
+    x, weight = torch.randn(4, 32), torch.randn(32)
+    expected = ops.rms_norm(library, x, weight, 1e-5)
+    noted: list[str] = []
+    with (
+        library.recording(lambda name, arguments: noted.append(name)),
+        ThreadPoolExecutor(1) as other,
+    ):
+        found = other.submit(ops.rms_norm, library, x, weight, 1e-5).result()
+    assert torch.equal(found, expected)
+    assert not noted
 
 
 def test_a_run_reads_its_inputs_anew_and_touches_only_live_rows(library: Library) -> None:
