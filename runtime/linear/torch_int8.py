@@ -34,7 +34,7 @@ CAPABILITY = Capability(
 STEPS = 63  # of 7 bits, on either side of zero
 ZERO = 64
 LEAST = 1e-30  # rows of smaller numbers count as zero
-PIECE_ROWS = 4096  # of a table, widened together
+PIECE_NUMBERS = 1 << 19  # of weights that are widened to be multiplied at once: 2 MiB
 FLOATS_AT_ONCE = 1 << 20  # weights that are widened together
 
 
@@ -80,14 +80,11 @@ class TorchInt8Linear:
             return self._values() * self._scales_N1
 
     def pieces(self) -> Iterator[torch.Tensor]:
-        """Of a table some rows at a time; what is packed comes unpacked in one."""
-        if self._table_NK is None:
-            yield self.dequantized()
-        else:
-            for values, scales in zip(
-                self._table_NK.split(PIECE_ROWS), self._scales_N1.split(PIECE_ROWS), strict=True
-            ):
-                yield values * scales
+        """Rows in float32, PIECE_NUMBERS or a little more at a time."""
+        values = self._values()
+        rows = -(-PIECE_NUMBERS // values.shape[1])
+        for part, scales in zip(values.split(rows), self._scales_N1.split(rows), strict=True):
+            yield part * scales
 
     def _values(self) -> torch.Tensor:
         if self._table_NK is not None:
