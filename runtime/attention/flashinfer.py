@@ -35,10 +35,9 @@ CAPABILITY = Capability(
     graph_support="single_token",
     packages=("flashinfer>=0.6.13",),
     needs_nvcc=True,
+    workspace_bytes=128 << 20,  # for partial results of split keys; what FlashInfer recommends
+    plan_bytes=8 << 20,  # of indices, in each of its wrappers (and as many on the host)
 )
-
-WORKSPACE_BYTES = 128 << 20
-"""For partial results of split keys; what FlashInfer recommends."""
 
 TENSOR_CORE_GROUP = 4
 """From so many query heads for each key/value head the tensor cores pay."""
@@ -79,7 +78,7 @@ class FlashInferBackend:
         self.package = package
         self.cuda = cuda
         self.uses_tensor_cores = _tensor_cores(model.group_size)
-        self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self.workspace = torch.zeros(CAPABILITY.workspace_bytes, dtype=torch.uint8, device=device)
         self._windows = model.layer_windows or (None,) * model.num_layers
         self.windows = tuple(sorted(set(self._windows), key=lambda w: w or 0))
         self._decode = {w: self._decode_wrapper() for w in self.windows}

@@ -77,6 +77,7 @@ class Demand:
     is_padded: bool = False  # a graph computes all its rows, so each size has its own
     is_loaded_here: bool = True  # what a tensor takes while it loads counts; else on the host
     is_gathered: bool = True  # attention copies keys out of their pages, and makes masks
+    workspace_bytes: int = 0  # what attention backends keep for their plans
     is_split: bool = False  # decode attention keeps a result of each part of a row's keys
 
     @property
@@ -121,7 +122,8 @@ class Demand:
         masks = tokens * max_model_len * (1 + model.group_size) * self.is_gathered
         logprobs = 8 * min(tokens, PROMPT_LOGPROB_ROWS)
         logits = model.vocab_size * max(SAMPLER_BYTES * self.max_num_seqs, logprobs)
-        return (hidden + masks) * self.itemsize + logits + self._split_bytes(max_model_len)
+        kept = self._split_bytes(max_model_len) + self.workspace_bytes
+        return (hidden + masks) * self.itemsize + logits + kept
 
     def _split_bytes(self, max_model_len: int) -> int:
         """Results of all parts, float32, with two sums each; graphs keep some of their own."""

@@ -19,7 +19,7 @@ from .capture_sizes import captures_of
 from .memory import ITEMSIZE, KV_ITEMSIZE, SCRATCH_PAGES, Budget, Demand, gigabytes
 from .plan import MemoryEstimate, Origin
 from .refusal import Refusal
-from .selection import Selection
+from .selection import REGISTRIES, Selection
 
 DEFAULTS = {
     "cpu": {"max_num_seqs": 32, "max_num_batched_tokens": 512, "memory_share": 0.5},
@@ -123,8 +123,20 @@ def _demand(model: ModelConfig, selection: Selection, num_seqs: int, num_tokens:
         is_padded=captures.is_padded,
         is_loaded_here=situation.device == "cpu",
         is_gathered=situation.device == "cpu" or "torch_sdpa" in backends,
+        workspace_bytes=sum(
+            _workspace_bytes(model, name, len(captures.decode_sizes(num_seqs))) for name in backends
+        ),
         is_split="triton" in backends,
     )
+
+
+def _workspace_bytes(model: ModelConfig, backend: str, num_captured: int) -> int:
+    """Of an attention backend that plans each batch: for decode steps, for others and for each
+    captured size it keeps a plan of its own, one a window.
+    """
+    capability = find(REGISTRIES["attention"], backend).capability
+    windows = len(set(model.layer_windows or (None,)))
+    return capability.workspace_bytes + capability.plan_bytes * windows * (2 + num_captured)
 
 
 def _batch(config: EngineConfig, device: str, notes: list[str]) -> tuple[int, int]:

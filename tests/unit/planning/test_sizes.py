@@ -237,15 +237,28 @@ def test_on_a_card_only_attention_that_gathers_pages_pays_for_copies_and_masks(m
 
 
 @pytest.mark.parametrize("length", [8192, 131072])
-def test_attention_over_parts_of_a_rows_keys_is_counted(length: int) -> None:
+def test_what_attention_keeps_for_itself_is_counted(length: int) -> None:
     pytest.importorskip("triton", reason="Triton is for Linux on x86_64")
     from polypath.kernels.triton.decode_attention import MOST_SPLITS, SPLIT
 
-    def activations(backend: str) -> int:
+    def planned(backend: str) -> ExecutionPlan:
         options = {"attention_backend": backend, "max_model_len": length, "max_num_seqs": 64}
-        found = plan(load_hardware("h200"), public_model("Llama-3.1-8B"), wishes(**options))
-        return found.memory.activation_bytes
+        return plan(load_hardware("h200"), public_model("Llama-3.1-8B"), wishes(**options))
 
+    triton, flashinfer = planned("triton"), planned("flashinfer")
     parts = min(MOST_SPLITS, length // SPLIT)
     both = 2 * 64 * 32 * parts * (128 + 2) * 4  # of an eager step, and of graphs
-    assert activations("triton") - activations("flashinfer") == both
+    wrappers = 2 + len(flashinfer.capture_sizes)
+    assert wrappers > 2
+    kept = (128 << 20) + wrappers * (8 << 20)
+    difference = triton.memory.activation_bytes - flashinfer.memory.activation_bytes
+    assert difference == both - kept
+
+
+def test_each_window_has_plans_of_its_own() -> None:
+    def activations(windows: tuple[int | None, ...]) -> int:
+        model = replace(public_model("Llama-3.1-8B"), layer_windows=windows)
+        options = {"attention_backend": "flashinfer", "runner": "eager", "max_model_len": 8192}
+        return plan(load_hardware("h200"), model, wishes(**options)).memory.activation_bytes
+
+    assert activations((None, 512) * 16) - activations((None,) * 32) == 2 * (8 << 20)
