@@ -581,7 +581,6 @@ void decode_range(const Call& c, const Piece& p, float* slots, const Piece* afte
   Places places[2];
   find_tile(c, p, begin, end, &places[0]);
   if (p.is_first) read_through(c, p, places[0]);
-  const int points = p.kv_heads * (kKeyTile / kLanes) * (c.pool->head_dim / kLanes);
   Ahead ahead;
   int now = 0;
   for (int k0 = begin; k0 < end; k0 += kKeyTile, now = 1 - now) {
@@ -590,7 +589,8 @@ void decode_range(const Call& c, const Piece& p, float* slots, const Piece* afte
     const Piece& of = is_last && after != nullptr ? *after : p;
     const int from = is_last && after != nullptr ? first_key(c, of, of.range) : k0 + kKeyTile;
     find_tile(c, of, from, end_of_keys(c, of, of.range), &next);
-    ahead.set(c, of, next, points);
+    const int blocks = (places[now].count + kLanes - 1) / kLanes;  // of keys, each asked at for scores and for values
+    ahead.set(c, of, next, p.kv_heads * blocks * (c.pool->head_dim / kLanes));
     for (int h = 0; h < p.kv_heads; ++h) attend(c, p, k0, places[now], h * head_bytes, q + h * q_size, parts[h], ahead);
   }
 }

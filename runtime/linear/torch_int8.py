@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ...kernels.cpu.packed import PIECE_NUMBERS
 from ..allocator import large_blocks_apart
 from ..build_context import BuildContext
 from ..planning.capability import Capability
@@ -34,7 +35,6 @@ CAPABILITY = Capability(
 STEPS = 63  # of 7 bits, on either side of zero
 ZERO = 64
 LEAST = 1e-30  # rows of smaller numbers count as zero
-PIECE_NUMBERS = 1 << 19  # of weights that are widened to be multiplied at once: 2 MiB
 FLOATS_AT_ONCE = 1 << 20  # weights that are widened together
 
 

@@ -57,8 +57,8 @@ class Capability:
     draft_width: int = 1  # of attention: tokens of one request that a verify step may check
     draft_trees: bool = False  # of attention: whether those may branch
     graph_support: GraphSupport = "never"  # of attention: which batches may be captured
-    workspace_bytes: int = 0  # of attention: what it keeps on the device for all its plans
-    plan_bytes: int = 0  # of attention: and for each, see `Demand.workspace_bytes`
+    workspace_bytes: int = 0  # of attention: kept on the device, shared by all its plans of batches
+    plan_bytes: int = 0  # of attention: kept for each plan; sizes.py counts them
     captures_attention: bool = False  # of runners: attention runs inside the captured graph
     captures_native: bool = False  # of runners: only native kernels can be captured
     batch_invariant: bool = False  # a row's result does not depend on its neighbours

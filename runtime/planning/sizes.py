@@ -108,6 +108,7 @@ def choose_sizes(
 
 def _demand(model: ModelConfig, selection: Selection, num_seqs: int, num_tokens: int) -> Demand:
     situation, captures = selection.situation, captures_of(selection)
+    decode_sizes = captures.decode_sizes(num_seqs)
     backends = {path.attention_backend for path in selection.paths.values()}
     return Demand(
         model=model,
@@ -118,14 +119,12 @@ def _demand(model: ModelConfig, selection: Selection, num_seqs: int, num_tokens:
         max_num_batched_tokens=num_tokens,
         method=find(linear.CANDIDATES, selection.linear_method).capability,
         width=selection.width,
-        decode_sizes=captures.decode_sizes(num_seqs),
+        decode_sizes=decode_sizes,
         piece_sizes=captures.piece_sizes(num_tokens),
         is_padded=captures.is_padded,
         is_loaded_here=situation.device == "cpu",
         is_gathered=situation.device == "cpu" or "torch_sdpa" in backends,
-        workspace_bytes=sum(
-            _workspace_bytes(model, name, len(captures.decode_sizes(num_seqs))) for name in backends
-        ),
+        workspace_bytes=sum(_workspace_bytes(model, name, len(decode_sizes)) for name in backends),
         is_split="triton" in backends,
     )
 

@@ -36,7 +36,7 @@ def product_files() -> list[str]:
 @pytest.fixture(scope="session")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """File names in a wheel built from a copy of the tree, so that no old build/ folder gets in;
-    compiled without optimization, which takes a third of the time.
+    compiled without optimization, which takes less than half the time.
     """
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
