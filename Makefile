@@ -11,6 +11,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ help: ## List the targets
 
 dev: $(STAMP) ## Create .venv and install everything for work on the code
 
-$(STAMP): pyproject.toml $(CONSTRAINTS)
+$(STAMP): pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	@if [ -x $(BIN)/python ]; then python=$(BIN)/python; else python="$(PYTHON)"; fi; \
 	version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || \
 		{ echo "error: $$python does not run; install Python 3.11 or 3.12, or name one: make dev PYTHON=python3.12"; exit 1; }; \

@@ -67,6 +67,29 @@ def test_the_list_of_packages_equals_the_folders() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == expected
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+@pytest.mark.parametrize("changed", ["kernels/cpu/linear.cpp", "kernels/cpu/team.h"])
+def test_a_changed_kernel_is_built_before_it_serves(tmp_path: Path, changed: str) -> None:
+    """Old builds went on under new Python after a pull."""
+    for pattern in ("Makefile", "pyproject.toml", "constraints-*.txt", "kernels/cpu/*.*"):
+        for path in ROOT.glob(pattern):
+            target = tmp_path / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()
+            if path.name == "Makefile":
+                shutil.copyfile(path, target)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
+
+    def installs(*arguments: str) -> bool:
+        make = ["make", "--dry-run", *arguments, "serve"]
+        done = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return "--editable" in done.stdout
+
+    assert not installs()
+    assert installs(f"--what-if={changed}")
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_every_product_file(wheel_names: list[str]) -> None:
     assert not {f"polypath/{name}" for name in product_files()} - set(wheel_names)
